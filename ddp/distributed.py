@@ -5,11 +5,11 @@ The ranks are those of `collectives.init()`. A group is a communicator, from `ne
 ranks of the world whatever the group is, and `group_src` and `group_dst` are ranks in the group; without either, the
 root is rank 0 of the world. On a rank outside the group a collective warns and does nothing.
 
-An output must have the dtype, shape and device of the data that arrive in it, else the call raises an ArgumentError:
-that of `collectives` for what the communicator checks, otherwise that of `ddp.errors`; both are ValueErrors. If the
-tensors of different ranks do not fit together, a collective raises `collectives.MismatchError`, as far as the ranks
-compare their calls (see `collectives.init`). Calls with `async_op=True` return a `Work` at once. New code should call
-the communicator: see docs/collectives.md.
+An output must have the dtype, shape and device of the data that arrive in it. Otherwise the call raises an
+ArgumentError, which is a ValueError: `collectives.ArgumentError` if the communicator makes the check, and
+`ddp.errors.ArgumentError` if this module does. If the tensors of different ranks do not fit together, a collective
+raises `collectives.MismatchError`, as far as the ranks compare their calls (see `collectives.init`). Calls with
+`async_op=True` return a `Work` at once. New code should call the communicator: see docs/collectives.md.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Work:
     def wait(self, timeout: Timeout = None) -> bool:
         """Waits until the outputs can be used. Returns True.
 
-        timeout: of this wait alone; the time limit of the collective applies as well
+        timeout: a time limit for this call of `wait`; the time limit of the collective applies as well
         Raises: CollectiveTimeout if the outputs cannot be used in time; the error that ended the collective, if any.
         """
         _copy_rows(self._work.wait(_seconds(timeout)), self._outputs)
@@ -100,7 +100,7 @@ def _copy_rows(rows: Any, outputs: Sequence[Tensor]) -> None:
 
 
 def _copied(result: Any, outputs: Sequence[Tensor]) -> Work | None:
-    """Copies the rows of a communicator's result to the outputs, or returns a Work that does so in `wait`."""
+    """Copies the rows of a result to the outputs. For a `collectives.Work`, returns a Work whose `wait` does so."""
     if isinstance(result, collectives.Work):
         return Work(result, outputs)
     _copy_rows(result, outputs)
@@ -163,13 +163,13 @@ def new_group(
     """Makes a group of some of the ranks. All its members must call this. Other ranks may call it, too, as in PyTorch.
 
     ranks: of the world, the same on every rank; None: all
-    timeout: the time limit of every collective of the group, in seconds or as a timedelta; None: that of the world
-    sort_ranks: False: the ranks of the group are in the order of `ranks`
+    timeout: the time limit of every collective of the group, in seconds or as a timedelta; None: the world's time limit
+    sort_ranks: the group has its ranks in ascending order; False: in the order of `ranks`
     Other arguments change nothing: a group uses the backend of the world.
 
     Returns: the group on its members, GroupMember.NON_GROUP_MEMBER elsewhere
-    Raises: ArgumentError of `ddp.errors` if a rank does not exist; on the members, the one of `collectives` if `ranks`
-    has a rank twice or timeout is not above 0; CollectiveTimeout if not all members call it with the same ranks.
+    Raises: `ddp.errors.ArgumentError` if a rank does not exist; on the members, `collectives.ArgumentError` if `ranks`
+    has a rank twice or timeout is not above 0, and CollectiveTimeout if not all members call it with the same ranks.
     """
     world = collectives.init()
     members = [get_global_rank(world, rank) for rank in (world.ranks if ranks is None else ranks)]
@@ -256,7 +256,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 def _comm_and_rank(group: Group, rank: Rank, group_rank: Rank, default: Rank = None) -> tuple[Communicator, Any]:
     """The group's communicator, and a rank in it. rank: in the world; group_rank: in the group; only one may be given
 
-    default: the rank in the world if neither is given; if it is None, too, the rank in the result is None
+    default: stands for `rank` if neither is given; if `default` is None, None is returned as the rank
     """
     comm = _comm(group)
     if group_rank is None:
@@ -325,7 +325,7 @@ def _check_length(name: str, items: Any, length: int) -> None:
 
 
 def _check_tensors(name: str, tensors: Any, length: int, like: Tensor) -> Any:
-    """Returns `tensors`. Raises: ArgumentError unless it has `length` items, which are tensors like `like`."""
+    """Returns `tensors`. Raises: ArgumentError unless it has `length` tensors of `like`'s dtype, shape and device."""
     _check_length(name, tensors, length)
     shape = tuple(_detached(like).shape)
     for index, tensor in enumerate(tensors):
@@ -334,7 +334,10 @@ def _check_tensors(name: str, tensors: Any, length: int, like: Tensor) -> Any:
 
 
 def _parts(name: str, whole: Any, part: Tensor, size: int) -> Tensor:
-    """`whole` as (size, *part.shape). Raises: ArgumentError unless it is `size` such parts, joined or stacked."""
+    """Returns a view of `whole` of shape (size, *part.shape).
+
+    Raises: ArgumentError unless `whole` has `size` parts like `part`, joined along the first dimension or stacked.
+    """
     stacked = (size, *_detached(part).shape)
     joined = (size * len(part), *part.shape[1:]) if part.ndim else stacked
     _check(name, whole, part, joined, stacked)
@@ -351,7 +354,8 @@ def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None,
     """Waits until all ranks of the group have called it.
 
     device_ids: changes nothing
-    timeout: of this barrier, in seconds or as a timedelta, after which the group is broken; None: that of the group
+    timeout: the time limit of this barrier, in seconds or as a timedelta; None: the group's. After it, the group is
+        broken
 
     Raises: ArgumentError if timeout is not a time above 0.
     """
@@ -457,7 +461,7 @@ def scatter(
 def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: str = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Any:
-    """Writes to `output` on rank r the reduction of tensor r of all ranks' lists. All have the same dtype and shape."""
+    """Reduces tensor r of all ranks' lists into `output` on rank r. All tensors have the same dtype and shape."""
     tensors = _check_tensors("reduce_scatter: input_list", input_list, _comm(group).size, output)
     return reduce_scatter_tensor(output, stack(tensors), op, group, async_op)
 
@@ -466,7 +470,7 @@ def reduce_scatter(
 def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: str = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Any:
-    """Writes to `output` on rank r the reduction of part r of all ranks' inputs, which are joined or stacked parts.
+    """Reduces part r of all ranks' inputs into `output` on rank r. An input is n parts, joined or stacked.
 
     output: (d0, ...), of one dtype and shape on all n ranks; input: (n * d0, ...) or (n, d0, ...)
     """
@@ -484,10 +488,10 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
-    """Sends part r of the input to rank r, and joins the parts that come from all ranks in the output.
+    """Sends part r of the input to rank r, and writes the parts that it receives to the output, in the order of ranks.
 
     input: (n, ...), output: (m, ...), of one dtype
-    output_split_sizes, input_split_sizes: the rows from and to each rank; None: the same number for all
+    output_split_sizes, input_split_sizes: numbers of rows from and to each rank; None: equal numbers
     """
     comm = _comm(group)
     for name, tensor, sizes in (("output", output, output_split_sizes), ("input", input, input_split_sizes)):
@@ -509,14 +513,14 @@ def all_to_all_single(
 
 @_collective
 def send(tensor: Tensor, dst: Rank = None, group: Group = None, tag: int = 0, group_dst: Rank = None) -> None:
-    """Sends a tensor to rank `dst`, which receives it with `recv` or `irecv`. Raises: ArgumentError without a rank."""
+    """Sends a tensor to rank `dst`, which calls `recv` or `irecv`. Raises: ArgumentError if no rank is given."""
     comm, peer = _comm_and_rank(group, dst, group_dst)
     comm.send(_detached(tensor), peer, tag=tag)
 
 
 @_collective
 def isend(tensor: Tensor, dst: Rank = None, group: Group = None, tag: int = 0, group_dst: Rank = None) -> Any:
-    """Starts to send a tensor to rank `dst`, which receives it with `recv` or `irecv`. Raises: as `send`."""
+    """Starts to send a tensor to rank `dst`, which calls `recv` or `irecv`. Raises what `send` raises."""
     comm, peer = _comm_and_rank(group, dst, group_dst)
     return comm.send(_detached(tensor), peer, tag=tag, async_op=True)
 

@@ -60,11 +60,11 @@ class DeviceError(DdpError):
 
 
 class CaptureError(DdpError):
-    """An operation that cannot be part of a CUDA graph: the host would have to wait for the device, or take part."""
+    """An operation that cannot be part of a CUDA graph: the host would wait for the device, or do some of the work."""
 
 
 class CudaError(DdpError):
-    """An error that CUDA reports for work on a GPU. `status`: CUDA's number of it; None if CuPy does not give one.
+    """An error that CUDA reports for work on a GPU. `status`: CUDA's error code; None if CuPy does not give one.
 
     Work runs after the call that launched it, so a later call may raise this. With CUDA_LAUNCH_BLOCKING=1, the op that
     failed raises it.

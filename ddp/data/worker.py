@@ -1,8 +1,8 @@
 """The code of worker processes, and of the fork server that forks them.
 
-The server has one thread and nothing of the training process, so that forking it is safe and takes a millisecond or
-two. Workers inherit the modules that the server has imported. Each request comes with descriptors, and a worker starts
-as a process of the standard library's `multiprocessing.forkserver` does.
+The server has one thread, and no memory of the training process. So forking it is safe, and takes a millisecond or two.
+Workers inherit the modules that the server has imported. A request to the server holds the file descriptors of one
+worker, which starts like a process of the standard library's `multiprocessing.forkserver`.
 
 A worker takes tasks in order, and sends one result for each. It ends when its connection is closed, because its
 consumer has died or no longer needs it, or when the server that forked it ends.
@@ -51,7 +51,8 @@ _prctl = ctypes.CDLL(None).prctl  # looked up once, in the server
 class FetchTask(NamedTuple):
     """A request for batch `number`.
 
-    indices: of its samples; None: the next batch of a stream; returned: slots of blocks that the worker may use again
+    indices: the indices of the samples; None: the next batch of a stream
+    returned: numbers of the shared memory blocks that the consumer no longer uses
     """
 
     number: int
@@ -69,7 +70,7 @@ _server_pid = 0
 
 
 def _prepare_server(preparation: dict[str, Any], modules: list[str]) -> None:
-    """Imports what workers need. Raises nothing: a worker that needs a missing module gets the same error.
+    """Imports what workers need. Import errors are not raised here: a worker that needs the module meets them again.
 
     preparation: the argument of `spawn.prepare`, with the user's script if workers need it
     modules: names of other modules
@@ -133,7 +134,7 @@ def _report_exits(statuses: dict[int, int]) -> None:
     A signal handler calls it, so a call may be interrupted by another one.
     """
     for pid in list(statuses):
-        with contextlib.suppress(ChildProcessError):  # the other call has waited for it
+        with contextlib.suppress(ChildProcessError):  # an interrupting call has waited for this pid
             ended, code = os.waitpid(pid, os.WNOHANG)
             if ended:
                 status = statuses.pop(pid)
@@ -147,13 +148,14 @@ def _write_number(status: int, number: int) -> None:
 
 
 def _become_worker(start: int, fds: list[int], unused: list[int]) -> NoReturn:
-    """Runs the process object that is read from `start`, and exits.
+    """Called in the forked process: reads a process object from the descriptor `start`, runs it, and exits.
 
-    fds: the descriptor of the resource tracker, then those of the object
+    fds: the descriptor of the resource tracker, then the descriptors that the process object uses
+    unused: descriptors of the server, which are closed
     """
     code = 1
     try:
-        serve_one: Any = vars(forkserver)["_serve_one"]  # -1: we have no server of the standard library
+        serve_one: Any = vars(forkserver)["_serve_one"]  # -1 below: no descriptor of the library's server
         code = serve_one(start, [-1, *fds], unused, {signal.SIGCHLD: signal.SIG_DFL})
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -198,7 +200,7 @@ def run(
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # None, or closed
             stream.flush()
-    # Unlinks semaphores that the dataset made, such as that of `tqdm`: the resource tracker would warn of them.
+    # Unlinks semaphores of the dataset, for example of `tqdm`. Otherwise the resource tracker would warn of them.
     util._run_finalizers(0)  # type: ignore[attr-defined]  # private
     os._exit(0)  # without the exit handlers, which are the server's, and without waiting for threads of the dataset
 
@@ -246,7 +248,7 @@ class _Worker:
         """Describes an exception in batch `number` for the consumer."""
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("ddp.data."):
-            trace = trace.tb_next  # the part in the user's code
+            trace = trace.tb_next  # skips our frames: the user's code comes after them
         shown = format_error(error, trace or error.__traceback__)
         try:
             text = str(error)
@@ -288,7 +290,7 @@ _FIELDS = (
 
 
 def _pickled_attributes(error: BaseException) -> dict[str, bytes]:
-    """The attributes of an exception that can be pickled."""
+    """Returns the pickled attributes of an exception, by name. Leaves out attributes that cannot be pickled."""
     pickled = {}
     for name in (*_FIELDS, *object.__getattribute__(error, "__dict__")):
         with contextlib.suppress(Exception):

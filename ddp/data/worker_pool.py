@@ -47,7 +47,7 @@ class WorkerPool:
             args = (child_end, number, count, (SentFd(block), payload.layout), payload.needs_script, environ)
             with child_end:
                 self._processes.append(WorkerProcess(server, args))
-        payload.write()  # while the server forks them
+        payload.write()  # at the same time, the server forks the workers
         for process in self._processes:
             process.wait_for_start()
         self._readers = [BatchReader() for _ in range(count)]
@@ -68,7 +68,7 @@ class WorkerPool:
             self._send(worker, start)
 
     def request(self, worker: int, number: int, seed: int, indices: Any) -> None:
-        """Gives a worker a task: batch `number`. indices: None for the next batch of a stream."""
+        """Requests batch `number` from a worker. indices: those of its samples; None: the next batch of a stream."""
         self._pending[worker] += 1
         self._send(worker, FetchTask(number, seed, indices, self._readers[worker].returned()))
 
@@ -115,7 +115,7 @@ class WorkerPool:
         process = self._processes[worker]
         code = process.wait(1.0)  # its connection is closed, so it is ending
         who = f"DataLoader worker {worker} of {len(self)} (pid {process.pid})"
-        if code is None or code == 255:  # 255: also if the fork server has died
+        if code is None or code == 255:  # 255 may mean that the fork server has died
             return f"{who} has gone: its connection is closed"
         if code >= 0:
             return f"{who} has ended with exit code {code}"
@@ -124,7 +124,7 @@ class WorkerPool:
         return f"{who} was killed by {signal.Signals(-code).name}{hint}"
 
     def close(self) -> None:
-        """Ends the workers. A worker that is making a batch ends after that batch, or is killed after two seconds."""
+        """Ends the workers, but does not wait. A busy worker ends after its batch, or is killed after two seconds."""
         self._end()
 
 
@@ -155,15 +155,15 @@ def _worker_error(failure: WorkerFailure) -> WorkerError:
 class _RaisedInWorker(WorkerError):
     """The first base of an error whose second base is the class of a worker's exception.
 
-    Methods of that class may need attributes that were not sent. So the methods below replace those that would
-    initialize, show or copy the error.
+    Methods of that class may need attributes that were not sent. So the class's methods that initialize, show or copy
+    an error are replaced by the methods below.
     """
 
     __init__ = Exception.__init__
     __str__ = Exception.__str__
     __repr__ = Exception.__repr__
     __getattribute__ = Exception.__getattribute__
-    __getattr__ = Exception.__getattribute__  # raises the AttributeError
+    __getattr__ = Exception.__getattribute__  # raises AttributeError again
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return WorkerError, (str(self),)

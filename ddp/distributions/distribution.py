@@ -27,7 +27,7 @@ _OPTIONAL = ("_rsample", "_log_prob", "_cross_entropy", "mean", "mode", "varianc
 class Distribution:
     """A batch of distributions: draws are of shape batch_shape + event_shape.
 
-    Parameters are tensors or numbers, and broadcast. arg_constraints: the constraint of each parameter; support: the
+    Parameters are tensors or numbers that broadcast. arg_constraints: the constraint of each parameter; support: the
     constraint of draws. validate_args: whether parameters and the values of `log_prob` are checked; None: as set by
     `set_default_validate_args`, by default True unless Python runs with -O. `mean`, `mode`, `variance` and `stddev`
     are of shape batch_shape + event_shape.
@@ -44,7 +44,7 @@ class Distribution:
 
     @staticmethod
     def set_default_validate_args(value: bool) -> None:
-        """Sets whether distributions with `validate_args=None` check their values, also those that exist already."""
+        """Sets whether new and existing distributions with `validate_args=None` check their values."""
         Distribution._validate_args = value
 
     def __init__(self, batch_shape: Sizes = (), event_shape: Sizes = (), validate_args: Flag = None) -> None:
@@ -86,7 +86,7 @@ class Distribution:
         return Size(sample_shape) + self.batch_shape + self.event_shape
 
     def rsample(self, sample_shape: Sizes = ()) -> Any:
-        """Draws like `sample`, with gradients of the parameters. Raises: NotImplementedError unless has_rsample."""
+        """Draws like `sample`, but backward reaches the parameters. Raises: NotImplementedError unless has_rsample."""
         return self._rsample(self._extended_shape(sample_shape))
 
     @property
@@ -135,7 +135,7 @@ def of_base(name: str) -> Any:
 
 
 class Independent(Distribution):
-    """Makes the last `reinterpreted_batch_ndims` dimensions of a batch of independent draws dimensions of one event.
+    """Turns the last `reinterpreted_batch_ndims` batch dimensions of a distribution into event dimensions.
 
     log_prob and entropy are summed over these dimensions.
 

@@ -18,8 +18,7 @@ __all__ = ["AffineTransform", "TanhTransform", "Transform"]
 class Transform:
     """An invertible function of each element. A subclass has _call(x), _inverse(y) and log_abs_det_jacobian(x, y).
 
-    cache_size: 1 keeps the last argument and its value, so that `inv` of this value returns the argument itself; 0
-    keeps nothing.
+    cache_size: 1: keeps the last x and y = f(x), so that inv(y) returns x itself; 0: keeps nothing.
     codomain: the constraint of the function's values.
     """
 
@@ -75,12 +74,12 @@ class TanhTransform(Transform):
         return y.atanh()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """log(1 - y**2), accurate also where y is near 1 or -1."""
+        """log(1 - y**2). The result is accurate even if y is near 1 or -1."""
         return 2 * (math.log(2) - x - softplus(-2 * x))
 
 
 class TransformedDistribution(Distribution):
-    """The distribution of transformed draws of `base_distribution`. transforms: one, or several, applied in order.
+    """Draws from `base_distribution`, and applies `transforms` to the draws: one Transform, or several in order.
 
     The shapes are those of the base distribution. Raises: ShapeError if a transform changes the shape of draws.
     """
