@@ -1,7 +1,7 @@
 """Discrete Fourier transforms in float32 and float64, with gradients, under PyTorch's names. Integers are converted.
 
-Complex results are a `ComplexTensor`. norm: "backward" or None divides inverse transforms by the number of elements;
-"forward" divides the other transforms by this number; "ortho" divides both by its square root.
+Complex results are a `ComplexTensor`. norm: "backward" or None divides the inverse transforms by n, the number of
+elements; "forward" divides the forward transforms by n; "ortho" divides all transforms by sqrt(n).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def rfftfreq(n: int, d: Any = 1.0, **options: Any) -> Tensor:
 def fftshift(input: Any, dim: Any = None, *, _sign: int = 1) -> Any:
     """Moves the frequency 0 to the middle, along `dim` or all dimensions.
 
-    Raises: RangeError for a dimension that does not exist; DtypeError if it is not an integer, or `input` not a tensor.
+    Raises: RangeError for a dimension that does not exist; DtypeError for a float, or an `input` that is no tensor.
     """
     if not isinstance(input, ComplexTensor):
         check_tensor("fftshift", input)

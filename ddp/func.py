@@ -20,9 +20,9 @@ __all__ = ["grad", "hessian", "jvp", "vjp", "vmap"]
 def _of_arguments(
     func: Callable[..., Any], argnums: int | tuple[int, ...], args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Returns `func` as a function of the arguments `argnums` alone, and these arguments: a tuple if `argnums` is one.
+    """Returns `func` as a function of the arguments `argnums` alone, and these arguments.
 
-    Raises: RangeError, DtypeError, ArgumentError as `grad`.
+    If `argnums` is a tuple, the arguments are a tuple. Raises: RangeError, DtypeError, ArgumentError as `grad`.
     """
     numbers = [parse_int(i, "grad", "argnums") for i in (argnums if isinstance(argnums, tuple) else (argnums,))]
     if any(i not in range(-len(args), len(args)) for i in numbers):
@@ -46,8 +46,8 @@ def grad(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callab
     numbers, the result is a tuple of gradients
 
     The function raises RangeError if there is no such argument, ArgumentError if `argnums` is empty or names an
-    argument twice, DtypeError if it is not a floating tensor or `argnums` not an integer, and ShapeError if the result
-    has several elements.
+    argument twice, DtypeError if such an argument is not a floating tensor or a number in `argnums` is not an integer,
+    and ShapeError if the result has several elements.
     """
     return lambda *args, **named: jacobians.vjp(*_of_arguments(func, argnums, args, named), create_graph=None)[1]
 

@@ -15,7 +15,7 @@ __all__ = ["matmul", "matrix_norm", "norm", "vector_norm"]
 
 
 def vector_norm(x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """(sum |x|^ord)^(1/ord) over `dim`; None: over all. ord: any number, also inf and -inf; 0: number of non-zeros.
+    """(sum |x|^ord)^(1/ord) over `dim`; None: over all dimensions. ord: a number, inf or -inf; 0: number of non-zeros.
 
     Raises: DtypeError unless floating; ArgumentError if ord is inf or negative and there are no elements; RangeError
     for a dimension that does not exist.
@@ -30,9 +30,9 @@ def matrix_norm(
     """A norm of matrices. ord: "fro": the root of the sum of squares; 1 and -1: the largest and the smallest sum of a
     column's absolute values; inf and -inf: the largest and the smallest sum of a row's absolute values.
 
-    Raises: ArgumentError for other norms (2, -2 and "nuc" need singular values), unless `dim` names two dimensions, or
-    for matrices without columns (1 and -1) or without rows (inf and -inf); RangeError for a dimension that does not
-    exist; DtypeError unless floating.
+    Raises: ArgumentError for another `ord` (2, -2 and "nuc" need singular values), if `dim` does not name two
+    dimensions, or for matrices without columns (1 and -1) or without rows (inf and -inf); RangeError for a dimension
+    that does not exist; DtypeError unless floating.
     """
     check_tensor("matrix_norm", A)
     dim = as_sequence(dim)
@@ -59,7 +59,7 @@ def norm(
 
     Without `ord`, the result is the root of the sum of all squares, over any number of dimensions.
 
-    Raises: ArgumentError for an `ord` that is not one of these norms, or over another number of dimensions; what
+    Raises: ArgumentError if `ord` is given for another number of dimensions, or is a string for one dimension; what
     `vector_norm` and `matrix_norm` raise.
     """
     check_tensor("norm", A)

@@ -20,9 +20,10 @@ class JsonLines:
     path: the file, or a device, pipe or terminal; lines are added to an existing file
     rank, comm: this process's rank, or its communicator; pass one of the two
 
-    A job that resumes repeats the steps since its checkpoint. So that no step is in the file twice, the first `log` of
-    a process, or after `close`, removes the lines of its step and of later steps. Each line is written at once and
-    whole, unless the disk is full. If a machine went down and left an incomplete line, the first `log` removes it, too.
+    A job that resumes repeats the steps since its checkpoint. So that no step is in the file twice, the first `log`
+    removes the lines of its step and of later steps, as does the first `log` after `close`. Each line is written at
+    once and whole, unless the disk is full. The first `log` also removes a line that a machine left incomplete when it
+    went down.
 
     Raises: ArgumentError unless one of rank and comm is given.
     """
@@ -119,7 +120,7 @@ def _lines_before(path: str, lines: Any, step: int) -> Iterator[bytes]:
 
 
 def is_writer(name: str, rank: int | None, comm: Any) -> bool:
-    """Whether this process is rank 0. Raises: ArgumentError unless one of `rank` and `comm` is given, and not both."""
+    """Whether this process is rank 0. Raises: ArgumentError unless exactly one of `rank` and `comm` is given."""
     if (rank is None) == (comm is None):
         raise ArgumentError(f"{name}: expected this process's rank, or its communicator: rank=0, or comm=comm")
     return int(comm.rank if rank is None else rank) == 0
@@ -134,5 +135,5 @@ def check_step(writer: object, step: Any) -> int:
 
 
 def as_plain(value: Any) -> Any:
-    """A tensor or array of one element as a number, anything else unchanged."""
+    """Converts a tensor or array of one element to a number. Returns anything else unchanged."""
     return value.item() if hasattr(value, "item") else value

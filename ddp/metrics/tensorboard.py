@@ -23,8 +23,8 @@ class TensorBoard:
     folder: the folder of one run; made if it does not exist
     rank, comm: this process's rank, or its communicator; pass one of the two
 
-    The first `log` of a process, or after `close`, makes TensorBoard drop what was written before for its step and
-    later steps.
+    The first `log` makes TensorBoard drop what was written before for its step and later steps. So does the first `log`
+    after `close`.
 
     Raises: ArgumentError unless one of rank and comm is given, and on rank 0 if the library is not installed.
     """
@@ -49,7 +49,7 @@ class TensorBoard:
             self._writer.add_scalar(tag, as_plain(value), step=step)
 
     def flush(self) -> None:
-        """Writes what was logged to the file. Otherwise, it is written within two minutes."""
+        """Writes all logged values to the file now. Without a call, they are written within two minutes."""
         if self._writer is not None:
             self._writer.flush()
 
@@ -68,7 +68,7 @@ class TensorBoard:
 
 
 def _import_library(name: str) -> None:
-    """Raises: ArgumentError if the library is not installed."""
+    """Imports TensorBoard's library for the class `name`. Raises: ArgumentError if it is not installed."""
     try:
         importlib.import_module("tensorboard.summary")
     except ImportError as error:
@@ -152,8 +152,8 @@ class SummaryWriter:
     def add_histogram(self, tag: str, values: Any, global_step: Any = None, bins: Any = "tensorflow") -> None:
         """Adds a histogram. values: a tensor or array of any shape.
 
-        Infinities and nan are left out; without other values, no histogram is added.
-        bins: their number, or their edges; any name, such as PyTorch's "tensorflow": 30 bins of equal width
+        Infinities and nan are left out. If no values remain, no histogram is added.
+        bins: the number of bins, or their edges; any name, such as PyTorch's "tensorflow": 30 bins of equal width
         """
         if self._writes:
             array = values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)
@@ -178,7 +178,7 @@ class SummaryWriter:
             self._add(global_step, library.text_pb(f"{tag}/text_summary", text_string).value[0])
 
     def flush(self) -> None:
-        """Writes everything that was added to the files."""
+        """Writes all added values to the files now."""
         for file in self._files.values():
             file.flush()
 

@@ -1,7 +1,7 @@
 """Tensors in memory that processes share: queues pass handles, never contents.
 
-Has the public names of the standard library's `multiprocessing`, except `reducer`; docs/data.md says how long shared
-memory lives. Processes are spawned unless `set_start_method` says otherwise.
+The package has the public names of the standard library's `multiprocessing`, except `reducer`. docs/data.md says how
+long shared memory lives. Processes are spawned unless `set_start_method` says otherwise.
 """
 
 from typing import TYPE_CHECKING, Any

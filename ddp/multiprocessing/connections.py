@@ -63,7 +63,7 @@ class SharingConnection(Connection):
         self.post(packed.data, [owner.fileno() for owner in packed.fd_owners])
 
     def post(self, data: Any, fds: list[int]) -> None:
-        """Sends bytes together with descriptors. Raises: OSError if an end is closed, or this one receives only."""
+        """Sends bytes together with descriptors. Raises: OSError if an end is closed, or if this end only receives."""
         self._check_closed()  # type: ignore[attr-defined]  # as the standard library's own send does
         self._check_writable()  # type: ignore[attr-defined]
         prefix = _HEADER.pack(len(fds), len(data))
@@ -243,7 +243,7 @@ class SimpleQueue(multiprocessing.queues.SimpleQueue):  # type: ignore[type-arg]
 
 
 def _replace_pipe(queue: Any) -> None:
-    """Replaces the pipe that the standard library gave a queue by one of ours."""
+    """Replaces a queue's pipe, which the standard library made, by a pipe of `make_pipe`."""
     queue._reader.close()
     queue._writer.close()
     queue._reader, queue._writer = make_pipe(duplex=False)

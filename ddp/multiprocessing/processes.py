@@ -132,10 +132,10 @@ class DefaultContext(context.DefaultContext, _SharingContext):
         return super().get_context(method)
 
     def set_start_method(self, method: str | None, force: bool = False) -> None:
-        """Sets the start method: "spawn", the default, "forkserver" or "fork". It can be set once, without `force`.
+        """Sets the start method: "spawn", the default, "forkserver" or "fork". force: even if one was set before.
 
-        Raises: RuntimeError, without `force`, if it is set already or the default was used; ValueError for another
-        method.
+        Raises: RuntimeError, without `force`, if a method was set or the default was used before; ValueError for
+        another method.
         """
         super().set_start_method(method, force)
 
@@ -251,10 +251,10 @@ def spawn(
 ) -> ProcessContext | None:
     """Runs `fn(index, *args)` in `nprocs` processes, for index from 0 on, and waits for them.
 
-    An exception in one of them ends the others, and its traceback is raised here. If this process ends first, they are
-    killed. Tensors in `args` go by handle, so that all see the same memory, and `fn` and its arguments have to be
-    picklable. "fork" is an exception: it pickles nothing, and shares only tensors that are in shared memory already.
-    join=False: returns a ProcessContext at once. daemon: as for Process. start_method: None takes the one that was set.
+    If `fn` raises an exception, the other processes are ended, and this call raises an error. If the calling process
+    ends first, the processes are killed. Tensors in `args` go by handle, so that all processes see the same memory, and
+    `fn` and `args` have to be picklable. "fork" pickles nothing, and shares only tensors in shared memory.
+    join=False: returns a ProcessContext at once. daemon: as for Process. start_method: None: as `set_start_method` set.
 
     Raises: ProcessRaisedException, whose message holds the traceback of that process; ProcessExitedException for a
     process that was killed or ended with a status other than 0; ArgumentError for less than one process; ValueError for

@@ -118,7 +118,7 @@ def softsign(input: Tensor) -> Tensor:
 
 
 def logsigmoid(input: Tensor) -> Tensor:
-    """log(sigmoid(input)), accurate also where sigmoid(input) is small."""
+    """log(sigmoid(input)). The result is accurate even if sigmoid(input) is small."""
     return _apply(activation.logsigmoid, input)
 
 
@@ -182,7 +182,7 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
 
 
 def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
-    """log(softmax(input, dim)), accurate also for small probabilities."""
+    """log(softmax(input, dim)). The result is accurate even for small probabilities."""
     return _in_dtype(input, dtype).log_softmax(_default_dim(input) if dim is None else dim)
 
 

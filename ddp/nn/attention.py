@@ -42,8 +42,8 @@ def scaled_dot_product_attention(
 
     query: (..., L, E), key: (..., S, E), value: (..., S, Ev); leading axes broadcast; returns (..., L, Ev).
     attn_mask: broadcasts to (..., L, S); True where a query may see a key, or numbers to add to the scores.
-    is_causal: query i sees keys 0 to i. scale: 1/sqrt(E) unless given. dropout_p: applied also in evaluation.
-    enable_gqa: key and value have Hk heads, and Hq/Hk neighbouring heads of query (..., Hq, L, E) share one of them.
+    is_causal: query i sees keys 0 to i. scale: 1/sqrt(E) unless given. dropout_p: applied in evaluation, too.
+    enable_gqa: query is (..., Hq, L, E). Key and value have Hk heads, each of them for Hq/Hk neighbouring query heads.
     A query that may see no key gets 0.
 
     Raises: ShapeError; DtypeError; ArgumentError for a dropout_p outside [0, 1], or is_causal with an attn_mask.
@@ -102,7 +102,7 @@ def scaled_dot_product_attention(
 
 
 def _broadcast_leading(q: Tensor, k: Tensor, v: Tensor, grouped: int, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The common leading sizes. With grouped heads, key and value count as having query's heads. Raises: ShapeError."""
+    """Broadcasts the leading sizes. Grouped heads: key and value get query's number of heads. Raises: ShapeError."""
     heads = (q.shape[-3],) if grouped > 1 else None
     others = [tuple(x.shape[:-2]) if heads is None else (*x.shape[:-3], *heads) for x in (k, v)]
     try:
@@ -284,7 +284,8 @@ class MultiheadAttention(Layer):
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Projects query, key and value to (N, num_heads, L or S, head_dim), and appends the learned and zero keys.
 
-        With one in_proj_weight, this takes one product if all three are one tensor, and two if only key and value are.
+        With an in_proj_weight, this takes one matrix product if query, key and value are the same tensor, and two if
+        only key and value are the same tensor.
         """
         weight = self.in_proj_weight
         bias = self.in_proj_bias

@@ -90,7 +90,7 @@ class _ModuleSequence(_Sequence):
         self.add_module(name, value)
 
     def _refill(self, modules: Iterable[Any]) -> None:
-        """Replaces all children, named by position. Raises: DtypeError."""
+        """Replaces all children by `modules`, whose names are their positions. Raises: DtypeError for another type."""
         children = list(modules)
         for module in children:
             if module is not None and not isinstance(module, Module):
@@ -231,7 +231,7 @@ class _Dict(_Container):
 class ModuleDict(_Dict):
     """Modules by name, in the order of insertion; `parameters()` finds their parameters.
 
-    Raises: DtypeError if a value is not a module; ArgumentError for a name that is empty, has a dot or is that of a
+    Raises: DtypeError if a value is not a module; ArgumentError for a name that is empty, has a dot or belongs to a
     method; KeyError for a missing name.
     """
 
@@ -267,7 +267,7 @@ def _parameter_lines(module: Module) -> str:
 class ParameterDict(_Dict):
     """Parameters by name. They belong to the module that holds the dict. Tensors become parameters.
 
-    Raises: DtypeError if a value is not a tensor; ArgumentError for a name that is empty, has a dot or is that of a
+    Raises: DtypeError if a value is not a tensor; ArgumentError for a name that is empty, has a dot or belongs to a
     method; KeyError for a missing name.
     """
 

@@ -290,7 +290,7 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
         return self._conv_forward(input, self.weight, self.bias)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Convolves with this weight and bias. Has PyTorch's name, because users' layers call and override it."""
+        """Convolves with the given weight and bias. The name is PyTorch's: users' layers call and override it."""
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input = pad(input, self._widths(), mode=self.padding_mode)
