@@ -84,7 +84,8 @@ def rfftfreq(n: int, d: Any = 1.0, **options: Any) -> Tensor:
 def fftshift(input: Any, dim: Any = None, *, _sign: int = 1) -> Any:
     """Moves the frequency 0 to the middle, along `dim` or all dimensions.
 
-    Raises: RangeError for a dimension that does not exist; DtypeError for a float, or an `input` that is no tensor.
+    Raises: RangeError for a missing dimension; DtypeError for a dimension that is no integer, or an `input` that is no
+    tensor.
     """
     if not isinstance(input, ComplexTensor):
         check_tensor("fftshift", input)

@@ -36,10 +36,10 @@ def ctc_loss(
     divides each loss by the length of its target. zero_infinity: the loss of a target that is too long for its input is
     0, not infinity.
 
-    As in PyTorch, the gradient of log_probs is the gradient of the logits, which log_softmax passes on unchanged.
+    As in PyTorch, log_probs gets the gradient of the logits. Backward of log_softmax passes it on unchanged.
 
-    Raises: ShapeError, also for lengths that do not fit, or targets that are not integers; RangeError for labels, or a
-    blank, that do not exist; ArgumentError for another reduction.
+    Raises: ShapeError for shapes or lengths that do not fit, or targets that are not integers; RangeError for a label
+    or a blank that does not exist; ArgumentError for another reduction.
     Source: Graves et al. 2006, ICML, "Connectionist Temporal Classification".
     """
     single = log_probs.ndim == 2

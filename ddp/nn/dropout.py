@@ -27,7 +27,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
     Returns the input itself if `training` is False or p is 0.
 
-    Raises: ArgumentError unless 0 <= p <= 1; DtypeError unless floating, if elements are to be dropped.
+    Raises: ArgumentError unless 0 <= p <= 1; DtypeError for an input that is not floating, in training with p above 0.
     Source: Srivastava et al. 2014, JMLR 15, 1929-1958.
     """
     return _dropout("dropout", input, p, training, inplace, input.shape)

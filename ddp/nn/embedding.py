@@ -35,9 +35,9 @@ def embedding(
 ) -> Tensor:
     """weight[input]: the rows of a table. input: integers in [0, V), any shape; weight: (V, D); returns (*input, D).
 
-    padding_idx: a row that gets no gradient. max_norm: used rows whose norm (of order `norm_type`) is larger are first
-    scaled down to it, in place. scale_grad_by_freq: divides the gradient of a row by its number of occurrences in
-    input. sparse: accepted; warns once that the gradient is dense.
+    padding_idx: a row that gets no gradient. max_norm: looked-up rows with a larger norm (of order `norm_type`) are
+    first scaled down to this norm, in place. scale_grad_by_freq: divides the gradient of a row by its number of
+    occurrences in input. sparse: accepted; warns once that the gradient is dense.
 
     Raises: DtypeError, ShapeError; RangeError for a row number or padding_idx out of range, which the message names.
     """
@@ -107,8 +107,8 @@ def embedding_bag(
     shape; with mode="sum", each row is multiplied by its weight. padding_idx: a row that is left out of the bags. The
     other arguments: see embedding.
 
-    Raises: DtypeError, ShapeError; RangeError for a row number out of range, or unless offsets begin with 0, never
-    descend, are at most N, and with include_last_offset end in N; ArgumentError for another mode, or for
+    Raises: DtypeError, ShapeError; RangeError for a row number out of range, or for offsets that do not begin with 0,
+    descend, exceed N, or with include_last_offset do not end in N; ArgumentError for another mode, or for
     per_sample_weights that do not fit the mode or the input.
     """
     if mode not in ("sum", "mean", "max"):
@@ -150,12 +150,12 @@ def _bags(xp: Any, device: Any, input: Tensor, offsets: Tensor | None, include_l
     fine = (lengths >= 0).all() & (lengths.sum() == n) & ((lengths[-1:] == 0).any() | (not include_last))
     message = f"embedding_bag: offsets begin with 0, do not descend, and end within the {n} numbers of the input"
     indexing.check_all(xp, fine, RangeError, message)
-    # The first offset, 0, is left out, so that no bag is -1, even for wrong offsets, which a GPU reports later.
+    # Without the first offset, 0, no bag number is -1. This matters for wrong offsets, which a GPU reports later.
     return starts.size - include_last, xp.searchsorted(starts[1:], xp.arange(n), side="right")
 
 
 def _largest(xp: Any, rows: Any, bag: Any, sizes: Any) -> Any:
-    """For each bag that is not empty and each column: the number of the row with the maximum; of equals, the first.
+    """Returns the row number of the maximum in each column of each non-empty bag. Of equal maxima, takes the first.
 
     rows: (N, D); bag: (N,); sizes: the number of rows in each bag
     """
@@ -287,7 +287,7 @@ class Embedding(_Table):
 class EmbeddingBag(_Table):
     """Looks up the vectors of each bag of numbers, and takes their sum, mean or maximum: (B, embedding_dim).
 
-    input: row numbers, (B, N), where each row is a bag; or (N,) with offsets (B,), where each bag begins.
+    input: row numbers, (B, N), where each row is a bag; or (N,), where bag i begins at offsets[i].
 
     weight: (num_embeddings, embedding_dim), normally distributed. The settings: see functional.embedding_bag.
 
@@ -323,7 +323,7 @@ class EmbeddingBag(_Table):
         self.include_last_offset = include_last_offset
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """input: (B, N), or (N,) with offsets (B,) or (B + 1,); per_sample_weights: as input; returns (B, D)."""
+        """input: (B, N), or (N,) with offsets (B,) or (B + 1,); per_sample_weights: input's shape; returns (B, D)."""
         return embedding_bag(
             input,
             self.weight,

@@ -51,8 +51,8 @@ class HasHooks:
     ) -> RemovableHandle:
         """Calls hook(module, args) before forward. Its result, a tuple or one value, replaces the positional arguments.
 
-        with_kwargs: calls hook(module, args, kwargs), which returns (args, kwargs) or None. prepend: calls the hook
-        before those that are registered already. Raises: DtypeError in the call of the module, for another result.
+        with_kwargs: calls hook(module, args, kwargs), which returns (args, kwargs) or None; for another result, the
+        call of the module raises DtypeError. prepend: calls the hook before the hooks that are registered already.
         """
         return self._add_hook("forward_pre", (hook, with_kwargs), prepend)
 
@@ -61,8 +61,9 @@ class HasHooks:
     ) -> RemovableHandle:
         """Calls hook(module, args, output) after forward. Its result replaces the output.
 
-        with_kwargs: calls hook(module, args, kwargs, output). prepend: calls the hook before those that are registered
-        already. always_call: calls the hook also if forward or another hook raises, with the output so far, or None.
+        with_kwargs: calls hook(module, args, kwargs, output). prepend: calls the hook before the hooks that are
+        registered already. always_call: calls the hook even if forward or another hook raises. `output` is then the
+        output so far, or None.
         """
         return self._add_hook("forward", (hook, with_kwargs, always_call), prepend)
 
@@ -78,10 +79,10 @@ class HasHooks:
         """Calls hook(module, grad_input, grad_output) once backward has passed the module. Its result replaces
         grad_input.
 
-        grad_input, grad_output: tuples with a gradient for each positional input, and for each result: zeros for a
-        tensor without a gradient, None for other values. If no input requires grad, grad_input has only None, and the
-        hook, which must return None, is called as soon as grad_output is known. A result that does not fit raises
-        ArgumentError in backward.
+        grad_input: a tuple, one gradient for each positional input; grad_output: one for each result. A tensor without
+        a gradient has zeros, any other value None. If no input requires grad, grad_input has only None. The hook is
+        then called as soon as grad_output is known, and must return None. If the hook's result does not fit, backward
+        raises ArgumentError.
         """
         return self._add_hook("backward", (hook,), prepend)
 
@@ -251,7 +252,7 @@ def _merge(grads: Grads, positions: list[int], others: Grads) -> Grads:
 
 
 def _replace(name: str, result: Any, grads: Grads) -> Grads:
-    """The gradients that a hook returned; `grads` if it returned None. Raises: ArgumentError for another number."""
+    """Returns `result`, a hook's gradients, as a tuple; `grads` for None. Raises: ArgumentError if the numbers differ."""
     if result is None:
         return grads
     if not isinstance(result, tuple):

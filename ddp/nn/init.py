@@ -150,7 +150,7 @@ def kaiming_uniform_(
     nonlinearity: str = "leaky_relu",
     generator: BaseGenerator | None = None,
 ) -> Tensor:
-    """Draws uniformly, with the variance that keeps the variance of a signal through layers of `nonlinearity`.
+    """Draws uniformly. A signal keeps its variance in a layer with these weights and the activation `nonlinearity`.
 
     a: slope of leaky_relu; mode: "fan_in" keeps the variance in forward, "fan_out" in backward.
 

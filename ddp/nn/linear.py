@@ -1,4 +1,4 @@
-"""Fully connected layers, on a GPU also fused with their activation; layers that only reshape."""
+"""Fully connected layers, which a GPU can fuse with their activation, and layers that only reshape."""
 
 from __future__ import annotations
 

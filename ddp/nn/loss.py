@@ -464,7 +464,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 
 def _at_least(length: Any, eps: float) -> Any:
-    """max(length, eps), whose gradient goes to `length` unchanged, also where eps is larger, as in PyTorch."""
+    """max(length, eps). As in PyTorch, `length` gets the gradient unchanged, even where eps is larger."""
     value = length.detach()
     return length + (value.clamp(min=eps) - value)
 

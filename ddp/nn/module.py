@@ -152,8 +152,8 @@ class Module(HasStateDict, HasHooks):
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Adds a parameter, or None as a placeholder.
 
-        Raises: DtypeError for another type; ArgumentError if another attribute has the name, or it is empty or has a
-        dot.
+        Raises: DtypeError for another type; ArgumentError for a name that is empty, has a dot or belongs to another
+        attribute.
         """
         self._register("register_parameter", Parameter, name, param, self._parameters)
 
@@ -391,7 +391,7 @@ class Module(HasStateDict, HasHooks):
             if name == "bias":
                 value = value is not None and value is not False
             usual = self._usual.get(name, self)  # a setting that `_usual` lacks is always shown
-            if value not in (usual, (usual,), (usual,) * 2, (usual,) * 3):  # also as a tuple, one for each dimension
+            if value not in (usual, (usual,), (usual,) * 2, (usual,) * 3):  # or a tuple with `usual` for each dimension
                 texts.append(f"{name}={value}" if named else f"{value}")
         return ", ".join(texts)
 

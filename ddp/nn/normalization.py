@@ -97,8 +97,9 @@ def batch_norm(
     training: mean and var are those of the batch, and running_mean and running_var move by `momentum`, in place,
     towards the mean and the unbiased variance. Otherwise, mean and var are running_mean and running_var.
 
-    Raises: ShapeError, also for one value per channel in training; DtypeError; DeviceError; ArgumentError if
-    running_mean or running_var is missing and `training` is False. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
+    Raises: ShapeError for shapes that do not fit, or one value per channel in training; DtypeError; DeviceError;
+    ArgumentError if `training` is False and running_mean or running_var is missing.
+    Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
     """
     check_channels("batch_norm", input, weight, bias, statistics=(running_mean, running_var))
     if not training:
@@ -170,8 +171,8 @@ def group_norm(
 ) -> Tensor:
     """(input - mean) / sqrt(var + eps) * weight + bias over groups of channels of each sample. input: (N, C, ...).
 
-    weight, bias: (C,). Raises: ShapeError, also for a single sample with one value per group; ArgumentError unless
-    num_groups divides C; DtypeError. Source: Wu and He 2018, arXiv:1803.08494.
+    weight, bias: (C,). Raises: ShapeError for shapes that do not fit, or a single sample with one value per group;
+    ArgumentError unless num_groups divides C; DtypeError. Source: Wu and He 2018, arXiv:1803.08494.
     """
     check_channels("group_norm", input, weight, bias)
     channels = input.shape[1]
@@ -198,8 +199,8 @@ def instance_norm(
     running_var move by `momentum`, in place, towards the averages over samples of the mean and the unbiased variance.
     Otherwise, mean and var are running_mean and running_var.
 
-    Raises: ShapeError, also for a single position if use_input_stats; DtypeError; ArgumentError if use_input_stats is
-    False and running_mean or running_var is missing.
+    Raises: ShapeError for shapes that do not fit, or a single position if use_input_stats; DtypeError; ArgumentError if
+    use_input_stats is False and running_mean or running_var is missing.
     Source: Ulyanov et al. 2016, arXiv:1607.08022.
     """
     if not use_input_stats:
@@ -402,12 +403,12 @@ class BatchNorm1d(BatchNorm, ranks=(2, 3)):
 
     input: (N, C) or (N, C, L). weight, bias: (C,).
 
-    In training, running_mean and running_var move by `momentum` towards the batch's mean and variance (None: they are
-    the averages over all batches). Evaluation normalises by running_mean and running_var; without track_running_stats,
-    by the batch's mean and variance, as training does.
+    In training, running_mean and running_var move by `momentum` towards the batch's mean and variance. With
+    momentum=None, they are the averages over all batches. Evaluation normalises by running_mean and running_var.
+    Without track_running_stats, it normalises by the batch's mean and variance, as training does.
 
-    Raises: ShapeError when called, also if the batch whose mean and variance are used has one value per channel;
-    DtypeError. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
+    Raises when called: DtypeError; ShapeError for a shape that does not fit, or if the batch's mean and variance are
+    used and there is one value per channel. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
     """
 
 
@@ -462,7 +463,8 @@ class InstanceNorm1d(_InstanceNorm, ranks=(2, 3)):
 
     Running statistics are kept only with track_running_stats. Evaluation then uses them.
 
-    Raises: ShapeError when called, also for one position unless running statistics are used; DtypeError.
+    Raises when called: DtypeError; ShapeError for a shape that does not fit, or for one position without running
+    statistics.
     Source: Ulyanov et al. 2016, arXiv:1607.08022.
     """
 

@@ -105,7 +105,7 @@ def adaptive_avg_pool1d(input: Tensor, output_size: Size) -> Tensor:
 
 
 def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor:
-    """Means over output_size = (OH, OW) windows of nearly equal size. A size of None: that of the input.
+    """Means over output_size = (OH, OW) windows of nearly equal size. None means the size of the input.
 
     input: (N, C, H, W) or (C, H, W); returns (N, C, OH, OW).
 
@@ -116,7 +116,7 @@ def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None] |
 
 
 def adaptive_avg_pool3d(input: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor:
-    """Means over output_size = (OD, OH, OW) windows of nearly equal size. A size of None: that of the input.
+    """Means over output_size = (OD, OH, OW) windows of nearly equal size. None means the size of the input.
 
     input: (N, C, D, H, W) or (C, D, H, W); returns (N, C, OD, OH, OW).
 
@@ -284,7 +284,7 @@ class AdaptiveAvgPool1d(FunctionModule, function=adaptive_avg_pool1d):
 
 
 class AdaptiveAvgPool2d(FunctionModule, function=adaptive_avg_pool2d):
-    """Means over output_size = (OH, OW) windows of nearly equal size. A size of None: that of the input.
+    """Means over output_size = (OH, OW) windows of nearly equal size. None means the size of the input.
 
     input: (N, C, H, W) or (C, H, W); returns (N, C, OH, OW).
 
@@ -293,7 +293,7 @@ class AdaptiveAvgPool2d(FunctionModule, function=adaptive_avg_pool2d):
 
 
 class AdaptiveAvgPool3d(FunctionModule, function=adaptive_avg_pool3d):
-    """Means over output_size = (OD, OH, OW) windows of nearly equal size. A size of None: that of the input.
+    """Means over output_size = (OD, OH, OW) windows of nearly equal size. None means the size of the input.
 
     input: (N, C, D, H, W) or (C, D, H, W); returns (N, C, OD, OH, OW).
 

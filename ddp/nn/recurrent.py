@@ -26,8 +26,8 @@ def _run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[An
 
     Returns: the output, (T, N, H), the last state and, for an LSTM, the last cell state.
 
-    Raises: DtypeError unless all tensors have one dtype, or autocast is on; DeviceError if they are on different
-    devices.
+    Raises: DtypeError if the dtypes of the tensors differ while autocast is off; DeviceError if the tensors are on
+    different devices.
     """
     if modes.state.autocast is None:
         dtype = x.array.dtype
@@ -124,8 +124,8 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
         """input: (T, N, input_size), N first if batch_first, or (T, input_size); hx: the first state, zeros if None.
 
         Returns (output, last state). output: (T, N, directions*H), with N where the input has it; last state:
-        (layers*directions, N, H), for an LSTM a pair of states and cell states. H is hidden_size; with proj_size, an
-        LSTM's output and states, but not its cell states, have size proj_size instead.
+        (layers*directions, N, H), for an LSTM a pair of states and cell states. H is hidden_size. If proj_size is
+        given, H is proj_size in the output and the states of an LSTM, and hidden_size in its cell states.
 
         Raises: ShapeError, DtypeError; DeviceError if input, states and parameters are on different devices.
         """
@@ -197,7 +197,7 @@ def _reset_uniform(module: Layer, hidden_size: int) -> None:
 
 
 class RNN(_RNNBase):
-    """h_t = act(weight_ih @ x_t + bias_ih + weight_hh @ h_(t-1) + bias_hh), act by nonlinearity: "tanh" or "relu".
+    """h_t = act(weight_ih @ x_t + bias_ih + weight_hh @ h_(t-1) + bias_hh). nonlinearity: act, "tanh" or "relu".
 
     RNN(input_size, hidden_size, num_layers=1, nonlinearity="tanh", bias=True, batch_first=False, dropout=0.0,
     bidirectional=False). dropout: between layers. Source: Elman 1990.
@@ -287,7 +287,7 @@ class _RNNCellBase(Layer, shown="input_size hidden_size", usual={"bias": True}):
 
 
 class RNNCell(_RNNCellBase, usual={"bias": True, "nonlinearity": "tanh"}):
-    """act(weight_ih @ input + bias_ih + weight_hh @ hx + bias_hh), act by nonlinearity: "tanh" or "relu"."""
+    """act(weight_ih @ input + bias_ih + weight_hh @ hx + bias_hh). nonlinearity: act, "tanh" or "relu"."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ _EXTRA = "_extra_state"
 
 
 class IncompatibleKeys(NamedTuple):
-    """The paths of the module that a state dict lacks, and the paths in it that the module lacks."""
+    """The module's paths that a state dict lacks, and the state dict's paths that the module lacks."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -72,18 +72,18 @@ class HasStateDict:
     ) -> IncompatibleKeys:
         """Copies the tensors of `state_dict` into the module, and returns the missing and the unexpected keys.
 
-        If it raises StateDictError, nothing was copied, unless a module has load post hooks, or its own
+        If it raises StateDictError, nothing was copied. Exceptions are modules with load post hooks or with their own
         `_load_from_state_dict`.
 
-        state_dict: tensors, also PyTorch's, or arrays, by path. Paths match with or without the `module.` of
-        DataParallel, whether or not this module, or a part of it, is wrapped.
+        state_dict: by path, tensors of this package or of PyTorch, or arrays. Paths match with or without the `module.`
+        of DataParallel, whether or not this module, or a part of it, is wrapped.
         assign: the given tensors become the module's, in their dtype and on their device, instead of being copied. In
         place of a parameter, a plain tensor becomes a new Parameter over its memory.
 
-        Raises: StateDictError, which lists missing and unexpected keys (if strict), sizes that differ, values that are
-        not tensors, and with assign the parameters that DataParallel has wrapped; also for a key that is not a str.
-        DtypeError if state_dict is not a mapping, or if assign would make an integer tensor a parameter that requires
-        grad.
+        Raises: StateDictError for a key that is not a str, and for entries that do not fit. It lists missing and
+        unexpected keys (if strict), sizes that differ, values that are not tensors, and with assign the parameters that
+        DataParallel has wrapped. DtypeError if state_dict is not a mapping, or if assign would make an integer tensor a
+        parameter that requires grad.
         """
         module = cast("Module", self)
         name = type(self).__name__
@@ -167,7 +167,7 @@ class _Entry(NamedTuple):
         return self.part[self.name]
 
     def load(self, value: Any, assign: bool) -> None:
-        """Copies `value` into the tensor. assign: replaces the tensor by `value`, and a Parameter by a Parameter."""
+        """Copies `value` into the tensor. assign: replaces the tensor by `value`, a Parameter if the tensor is one."""
         own = self.tensor
         if not assign:
             own.copy_(value)

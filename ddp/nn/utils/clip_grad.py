@@ -53,8 +53,8 @@ def norm_order(norm_type: float) -> float:
 def _buffers(parameters: list[Tensor]) -> list[Any]:
     """The arrays of the existing gradients.
 
-    Does not read `p.grad`: as a caller might hold the tensor that this returns, zero_grad would then drop the memory of
-    the gradient, and the next backward would allocate memory.
+    Makes no new `p.grad`. A caller might hold that tensor, so zero_grad would drop the memory of the gradient, and the
+    next backward would allocate new memory.
     """
     full = [p for p in parameters if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full]
     for p in full:
@@ -96,7 +96,7 @@ def _total(by_device: dict[device, list[Any]], p: float, error_if_nonfinite: boo
 def get_total_norm(
     tensors: Tensors, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> Tensor:
-    """The norm of all tensors together, as one vector: a 0-d tensor on the device of the first.
+    """The norm of all tensors together, as one vector: a 0-d tensor on the device of the first tensor.
 
     norm_type: inf, or a number other than 0. error_if_nonfinite: checks the norm, and so waits for a GPU. foreach:
     accepted, and ignored.
