@@ -34,11 +34,11 @@ __all__ += ["group", "init_process_group", "irecv", "is_available", "is_initiali
 __all__ += ["reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send"]
 
 P = ParamSpec("P")
-#: A communicator; None: that of all ranks; GroupMember.NON_GROUP_MEMBER: a group without this rank.
+#: A communicator; None: all ranks; GroupMember.NON_GROUP_MEMBER: a group without this rank.
 Group = Communicator | int | None
 #: A rank; None: the argument was not given.
 Rank = int | None
-#: A time limit in seconds or as a timedelta; None: that of the communicator.
+#: A time limit in seconds or as a timedelta; None: the communicator's time limit.
 Timeout = timedelta | float | None
 
 _initialized = False
@@ -69,9 +69,9 @@ group = GroupMember  # PyTorch has group.WORLD, too
 
 
 class Work:
-    """A collective, send or receive in progress, which `async_op=True`, `isend` and `irecv` return.
+    """A collective, send or receive in progress: the result of `isend`, `irecv` and calls with `async_op=True`.
 
-    Until `wait` returns or `is_completed` returns True, its tensors must not be changed, and its outputs not be read.
+    Until `wait` returns or `is_completed` returns True, do not change its tensors, and do not read its outputs.
     """
 
     def __init__(self, work: collectives.Work[Any], outputs: Sequence[Tensor] = ()) -> None:
@@ -128,8 +128,8 @@ def init_process_group(
 ) -> None:
     """Joins the world, as `collectives.init()` does. Collective.
 
-    backend: "nccl", or a name that contains it, raises if a rank cannot use NCCL; None, "gloo" and other names choose
-        the backend as "auto" of `collectives.init` does
+    backend: for "nccl", or a name that contains it, the call raises if a rank cannot use NCCL; None, "gloo" and other
+        names mean "auto" in `collectives.init`
     timeout: the time limit of every collective, in seconds or as a timedelta; None: 600 s. Has no effect if this
         process has joined the world before
     world_size: is checked, if given here or as WORLD_SIZE in the environment, but not used: the launcher decides it

@@ -53,7 +53,7 @@ def grad(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callab
 
 
 def vjp(func: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., Any]]:
-    """Returns func(*primals), and a function that takes gradients of the outputs and returns those of the primals.
+    """Returns func(*primals), and a function that turns gradients of the outputs into gradients of the primals.
 
     Raises: DtypeError for primals that are not floating tensors, or results that are not tensors.
     """

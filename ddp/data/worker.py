@@ -198,7 +198,7 @@ def run(
             for fd in fds:
                 os.close(fd)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # None, or closed
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # the stream is None or closed
             stream.flush()
     # Unlinks semaphores of the dataset, for example of `tqdm`. Otherwise the resource tracker would warn of them.
     util._run_finalizers(0)  # type: ignore[attr-defined]  # private

@@ -122,7 +122,7 @@ def sum_last(x: Tensor, dims: int) -> Tensor:
 def kl_divergence(p: Any, q: Any) -> Tensor:
     """The Kullback-Leibler divergence of q from p in nats, a tensor of their batch shape.
 
-    Raises: NotImplementedError unless q is of the family of p and has its event shape, or if there is no formula.
+    Raises: NotImplementedError if p and q differ in family or event shape, or if there is no formula.
     """
     if not isinstance(q, type(p)) or p.event_shape != q.event_shape:
         raise NotImplementedError(f"kl_divergence: no formula for {type(p).__name__} and {type(q).__name__}")

@@ -37,7 +37,7 @@ class _SharingContext(context.BaseContext):
     """A context mixin with our pipes and queues."""
 
     def Pipe(self, duplex: bool = True) -> tuple[SharingConnection, SharingConnection]:
-        """The two ends of a new pipe: both send and receive; with duplex off the first receives, the second sends."""
+        """The ends of a new pipe. Both send and receive. With duplex=False, the first receives and the second sends."""
         return make_pipe(duplex)
 
     def Queue(self, maxsize: int = 0) -> Queue:
@@ -53,7 +53,7 @@ class _SharingContext(context.BaseContext):
         return SimpleQueue(ctx=self.get_context())
 
     def get_context(self, method: str | None = None) -> Any:
-        """The context of a start method: "spawn", "forkserver" or "fork"; this one for None.
+        """The context of a start method: "spawn", "forkserver" or "fork"; None: this context.
 
         A context has the classes and functions of the standard library's contexts, such as Process, Queue and Pipe.
 
@@ -105,8 +105,8 @@ _BY_METHOD: dict[str, Any] = {"spawn": SpawnContext(), "forkserver": ForkServerC
 class Process(context.Process):
     """A process that runs `target(*args, **kwargs)`, or `run` of a subclass, in the way set by `set_start_method`.
 
-    Like the standard library's. Tensors in its arguments go by handle, and are shared from then on. A fork is an
-    exception: it shares only tensors that are in shared memory already.
+    It is like the standard library's Process, but tensors in its arguments go by handle, and are shared from then on. A
+    fork is an exception: it shares only tensors that are in shared memory already.
     """
 
     @staticmethod
@@ -123,7 +123,7 @@ class DefaultContext(context.DefaultContext, _SharingContext):
     Process = Process  # the class above, which asks this context for the start method
 
     def get_context(self, method: str | None = None) -> Any:
-        """The context of a start method: "spawn", "forkserver" or "fork"; the one in use for None.
+        """The context of a start method: "spawn", "forkserver" or "fork"; None: the method in use.
 
         A context has the classes and functions of the standard library's contexts, such as Process, Queue and Pipe.
 
@@ -165,7 +165,7 @@ class ProcessException(Exception):
 
 
 class ProcessRaisedException(ProcessException):
-    """The function has raised an exception. The message contains its traceback."""
+    """The function that `spawn` runs has raised an exception. The message contains the traceback."""
 
 
 class ProcessExitedException(ProcessException):

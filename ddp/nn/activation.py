@@ -1,8 +1,8 @@
 """Activations: functions, and layers that call them. input: any shape, unless a docstring says otherwise.
 
-The functions raise DtypeError unless the input is floating. Only relu, sigmoid, tanh, softmax, log_softmax and softmin
-also take integers. `inplace` writes the result into the input, and raises the same errors as the functions that end in
-an underscore.
+The functions raise DtypeError unless the input is floating. Exceptions are relu, sigmoid, tanh, softmax, log_softmax
+and softmin, which take integers, too. `inplace` writes the result into the input, and raises the same errors as the
+functions whose names end in an underscore.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def threshold_(input: Tensor, threshold: float, value: float) -> Tensor:
 def gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
     """softmax((logits + Gumbel noise) / tau) along `dim`: samples of the classes, nearly one-hot if tau is small.
 
-    hard: returns one-hot samples, with the gradient of the soft ones. eps: accepted, and ignored.
+    hard: returns one-hot samples, but backward uses the gradient of the softmax. eps: accepted, and ignored.
     Raises: DtypeError, RangeError. Source: Jang et al. 2017, arXiv:1611.01144; Maddison et al. 2017, arXiv:1611.00712.
     """
     noise = -empty_like(required_float(logits, "gumbel_softmax")).exponential_().log()

@@ -115,7 +115,7 @@ class _ModuleSequence(_Sequence):
         return self
 
     def pop(self, key: int) -> Any:
-        """Removes the module at position `key`, and returns it. Names the others by their positions.
+        """Removes the module at position `key`, and returns it. Names the remaining modules by their positions.
 
         Raises: RangeError.
         """

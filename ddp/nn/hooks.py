@@ -30,7 +30,7 @@ Hooks = dict[str, list[tuple[Any, ...]]]
 class HasHooks:
     """The hooks of a module. If a hook returns None, arguments, outputs and gradients stay unchanged.
 
-    Registering a hook returns a handle: its `remove()`, or the end of its `with`, removes the hook.
+    Registering a hook returns a handle. `handle.remove()` removes the hook, as does the end of a `with handle:` block.
     """
 
     _hooks_: Hooks | None = None  # a class attribute, so that a module without hooks needs no memory for them
@@ -252,7 +252,7 @@ def _merge(grads: Grads, positions: list[int], others: Grads) -> Grads:
 
 
 def _replace(name: str, result: Any, grads: Grads) -> Grads:
-    """Returns `result`, a hook's gradients, as a tuple; `grads` for None. Raises: ArgumentError if the numbers differ."""
+    """Returns a hook's result as a tuple, or `grads` for None. Raises: ArgumentError if their number is wrong."""
     if result is None:
         return grads
     if not isinstance(result, tuple):

@@ -132,8 +132,8 @@ def cross_entropy(
 ) -> Tensor:
     """-log softmax(input)[target], from logits. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...).
 
-    target: integers, classes in [0, C) or `ignore_index`, which is left out; or floating, of the input's shape: the
-    probability of each class. weight: (C,), one for each class; if the targets are classes, the mean is then weighted.
+    target: integers: class numbers in [0, C), or `ignore_index` where there is no loss; floating, of the input's shape:
+    the probability of each class. weight: (C,), one for each class; for class numbers, the mean is weighted, too.
     label_smoothing: in [0, 1], how much of the target is spread evenly over the classes. reduction: "mean", "sum" or
     "none" (of the shape (), (N,) or (N, ...)).
 
@@ -421,8 +421,8 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """(log(var) + (input - target)^2 / var) / 2: -log of the normal density of `target` around `input`.
 
-    var: a number, or of the input's shape, but the last dimension may be missing, or one dimension may have size 1. It
-    is clamped to at least eps; backward passes its gradient through the clamp unchanged. full: adds log(2 * pi) / 2.
+    var: a number, or a tensor of the input's shape. Its last dimension may be missing, or one dimension may be 1. It is
+    clamped to at least eps; backward ignores the clamp. full: adds log(2 * pi) / 2.
 
     Raises: ArgumentError for a negative variance, or another reduction; ShapeError.
     """
@@ -633,7 +633,7 @@ class HuberLoss(_Loss, function=huber_loss, omitted=("weight",)):
 
 
 class PoissonNLLLoss(_Loss, function=poisson_nll_loss):
-    """-log of Poisson's probability of the target. input: the rate's logarithm, or the rate if log_input is False."""
+    """-log of Poisson's probability of target, up to a constant. input: the rate, or with log_input its logarithm."""
 
 
 class GaussianNLLLoss(_Loss, function=gaussian_nll_loss, inputs=3):

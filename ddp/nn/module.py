@@ -50,7 +50,7 @@ class Module(HasStateDict, HasHooks):
     _non_persistent_buffers_set: set[str]  # names of buffers that are not in the state dict
     # The settings that `repr` shows, separated by spaces; "name=" shows a setting with its name.
     _shown: ClassVar[str] = ""
-    # Settings that `repr` shows only if their values differ from the ones given here, by name.
+    # Settings by name, with their usual values: `repr` shows a setting only if it has another value.
     _usual: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ class Module(HasStateDict, HasHooks):
         return member
 
     def apply(self: M, fn: Callable[[Module], Any]) -> M:
-        """Calls `fn` on every module below this one, children first, and on this one last."""
+        """Calls `fn` on every module below this module, children first, and then on this module."""
         for module in self.children():
             module.apply(fn)
         fn(self)
@@ -289,9 +289,9 @@ class Module(HasStateDict, HasHooks):
         return self.train(False)
 
     def requires_grad_(self: M, requires_grad: bool = True) -> M:
-        """Turns the gradients of all parameters on or off.
+        """Sets `requires_grad` of all parameters.
 
-        Raises: DtypeError if they are turned on and a parameter is not floating.
+        Raises: DtypeError if it is set to True for a parameter that is not floating.
         """
         for param in self.parameters():
             param.requires_grad_(requires_grad)

@@ -380,7 +380,7 @@ class BatchNorm(_ChannelNorm):
     """The base of the batch norm layers."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, ...), normalised by its own statistics in training, or if the layer keeps none."""
+        """input: (N, C, ...). In training, or without running statistics, its own statistics normalise it."""
         self._check(input)
         momentum = self.count_batch() if self.training else 0.0
         own = self.training or self.running_mean is None
@@ -415,14 +415,14 @@ class BatchNorm1d(BatchNorm, ranks=(2, 3)):
 class BatchNorm2d(BatchNorm, ranks=(4,)):
     """Normalises each channel over the batch to mean 0 and variance 1, then applies weight and bias.
 
-    input: (N, C, H, W). weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
+    input: (N, C, H, W). weight, bias: (C,). Statistics and errors: as in BatchNorm1d.
     """
 
 
 class BatchNorm3d(BatchNorm, ranks=(5,)):
     """Normalises each channel over the batch to mean 0 and variance 1, then applies weight and bias.
 
-    input: (N, C, D, H, W). weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
+    input: (N, C, D, H, W). weight, bias: (C,). Statistics and errors: as in BatchNorm1d.
     """
 
 
@@ -472,5 +472,5 @@ class InstanceNorm1d(_InstanceNorm, ranks=(2, 3)):
 class InstanceNorm2d(_InstanceNorm, ranks=(3, 4)):
     """Normalises each channel of each sample to mean 0 and variance 1, then applies weight and bias.
 
-    input: (N, C, H, W) or (C, H, W). Other arguments and errors are those of InstanceNorm1d.
+    input: (N, C, H, W) or (C, H, W). Other arguments and errors: as in InstanceNorm1d.
     """

@@ -321,7 +321,7 @@ class LSTMCell(_GatedCell, mode="LSTM"):
     """One step of an LSTM, gates in the order i, f, g, o."""
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """input: (N, input_size) or (input_size,); hx: state and cell state, zeros if None; returns the next ones."""
+        """input: (N, input_size) or (input_size,); hx: state and cell state, zeros if None; returns the next hx."""
         h, c = self._step(self._mode, input, [None, None] if hx is None else list(hx))
         return h, c
 

@@ -230,7 +230,7 @@ class TransformerDecoder(_Stack):
 class Transformer(Module):
     """An encoder and a decoder with a LayerNorm after each, or custom_encoder and custom_decoder in their place.
 
-    The other arguments are those of the layers. Source: Vaswani et al. 2017, arXiv:1706.03762.
+    The other arguments: as in the layers. Source: Vaswani et al. 2017, arXiv:1706.03762.
     """
 
     def __init__(

@@ -116,7 +116,7 @@ def get_total_norm(
 def clip_grads_with_norm_(
     parameters: Tensors, max_norm: float, total_norm: Tensor, foreach: bool | None = None
 ) -> None:
-    """Scales all gradients by max_norm / (total_norm + 1e-6) if that is below 1, or nan.
+    """Scales all gradients by max_norm / (total_norm + 1e-6), if this factor is below 1 or nan.
 
     total_norm: 0-d, from get_total_norm. foreach: accepted, and ignored. On a GPU it takes one launch for each
     dtype, which reads the norm on the device. Warns if `parameters` is an empty iterator.
