@@ -354,8 +354,8 @@ def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None,
     """Waits until all ranks of the group have called it.
 
     device_ids: changes nothing
-    timeout: the time limit of this barrier, in seconds or as a timedelta; None: the group's. After it, the group is
-        broken
+    timeout: the time limit of this barrier, in seconds or as a timedelta; None: the group's time limit.
+        If it is exceeded, the group is broken
 
     Raises: ArgumentError if timeout is not a time above 0.
     """
@@ -488,7 +488,7 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
-    """Sends part r of the input to rank r, and writes the parts that it receives to the output, in the order of ranks.
+    """Sends part r of the input to rank r, and writes the received parts to the output, in the order of ranks.
 
     input: (n, ...), output: (m, ...), of one dtype
     output_split_sizes, input_split_sizes: numbers of rows from and to each rank; None: equal numbers
@@ -520,7 +520,7 @@ def send(tensor: Tensor, dst: Rank = None, group: Group = None, tag: int = 0, gr
 
 @_collective
 def isend(tensor: Tensor, dst: Rank = None, group: Group = None, tag: int = 0, group_dst: Rank = None) -> Any:
-    """Starts to send a tensor to rank `dst`, which calls `recv` or `irecv`. Raises what `send` raises."""
+    """Starts to send a tensor to rank `dst`, which calls `recv` or `irecv`. Raises: as `send`."""
     comm, peer = _comm_and_rank(group, dst, group_dst)
     return comm.send(_detached(tensor), peer, tag=tag, async_op=True)
 

@@ -5,7 +5,7 @@
     │   └── ShapeError                  shapes that do not fit each other, or the call
     ├── DtypeError (TypeError)          a dtype, or a type, that the call cannot take
     ├── RangeError (IndexError)         an index, a dimension or a class target out of range
-    ├── DeviceError                     a device that is missing or cannot do this, or tensors on different devices
+    ├── DeviceError                     a device that is missing or cannot do the call, or tensors on different devices
     ├── OutOfMemoryError (MemoryError)  a GPU's memory is full
     ├── CudaError                       an error that CUDA reports for work on a GPU
     ├── CaptureError                    an operation that cannot be part of a CUDA graph

@@ -1,7 +1,7 @@
 """The code of worker processes, and of the fork server that forks them.
 
-The server has one thread, and no memory of the training process. So forking it is safe, and takes a millisecond or two.
-Workers inherit the modules that the server has imported. A request to the server holds the file descriptors of one
+The server has one thread and holds no data of the training process. So forking it is safe, and takes a millisecond or
+two. Workers inherit the modules that the server has imported. A request to the server holds the file descriptors of one
 worker, which starts like a process of the standard library's `multiprocessing.forkserver`.
 
 A worker takes tasks in order, and sends one result for each. It ends when its connection is closed, because its
@@ -134,7 +134,7 @@ def _report_exits(statuses: dict[int, int]) -> None:
     A signal handler calls it, so a call may be interrupted by another one.
     """
     for pid in list(statuses):
-        with contextlib.suppress(ChildProcessError):  # an interrupting call has waited for this pid
+        with contextlib.suppress(ChildProcessError):  # an interrupting call has reaped this process
             ended, code = os.waitpid(pid, os.WNOHANG)
             if ended:
                 status = statuses.pop(pid)
@@ -155,7 +155,7 @@ def _become_worker(start: int, fds: list[int], unused: list[int]) -> NoReturn:
     """
     code = 1
     try:
-        serve_one: Any = vars(forkserver)["_serve_one"]  # -1 below: no descriptor of the library's server
+        serve_one: Any = vars(forkserver)["_serve_one"]  # -1 below: no descriptor of a standard library server
         code = serve_one(start, [-1, *fds], unused, {signal.SIGCHLD: signal.SIG_DFL})
     except BaseException:
         sys.excepthook(*sys.exc_info())

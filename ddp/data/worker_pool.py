@@ -68,7 +68,7 @@ class WorkerPool:
             self._send(worker, start)
 
     def request(self, worker: int, number: int, seed: int, indices: Any) -> None:
-        """Requests batch `number` from a worker. indices: those of its samples; None: the next batch of a stream."""
+        """Requests batch `number` from a worker. indices: of the samples in it; None: the next batch of a stream."""
         self._pending[worker] += 1
         self._send(worker, FetchTask(number, seed, indices, self._readers[worker].returned()))
 
@@ -163,7 +163,7 @@ class _RaisedInWorker(WorkerError):
     __str__ = Exception.__str__
     __repr__ = Exception.__repr__
     __getattribute__ = Exception.__getattribute__
-    __getattr__ = Exception.__getattribute__  # raises AttributeError again
+    __getattr__ = Exception.__getattribute__  # raises the AttributeError of the failed look-up
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return WorkerError, (str(self),)

@@ -79,7 +79,7 @@ class TanhTransform(Transform):
 
 
 class TransformedDistribution(Distribution):
-    """Draws from `base_distribution`, and applies `transforms` to the draws: one Transform, or several in order.
+    """The distribution of draws of `base_distribution` after `transforms`: one Transform, or several in order.
 
     The shapes are those of the base distribution. Raises: ShapeError if a transform changes the shape of draws.
     """

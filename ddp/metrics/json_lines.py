@@ -25,7 +25,7 @@ class JsonLines:
     once and whole, unless the disk is full. The first `log` also removes a line that a machine left incomplete when it
     went down.
 
-    Raises: ArgumentError unless one of rank and comm is given.
+    Raises: ArgumentError unless exactly one of rank and comm is given.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None, comm: Any = None) -> None:

@@ -26,7 +26,7 @@ class TensorBoard:
     The first `log` makes TensorBoard drop what was written before for its step and later steps. So does the first `log`
     after `close`.
 
-    Raises: ArgumentError unless one of rank and comm is given, and on rank 0 if the library is not installed.
+    Raises: ArgumentError unless exactly one of rank and comm is given, and on rank 0 if the library is not installed.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, rank: int | None = None, comm: Any = None) -> None:

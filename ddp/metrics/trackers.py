@@ -21,7 +21,8 @@ from typing import Any
 from ddp.errors import how_to_install
 from ddp.metrics.json_lines import as_plain, check_step, is_writer
 
-_CLOSE_LIMIT = 30.0  # s; below the timeout of `init` (default: 600 s), for which other ranks wait for rank 0 at exit
+# Seconds. It has to be shorter than the timeout of `init` (default: 600 s): other ranks wait for rank 0 at exit.
+_CLOSE_LIMIT = 30.0
 
 
 class Tracker:

@@ -166,7 +166,7 @@ def _shared_array(block: Block, dtype: Any, shape: Any, offset: int, strides: An
 
 
 def _open_block(fd: int, token: str, nbytes: int) -> Block:
-    """Returns the block behind a received descriptor: the mapped one, or else maps it. Takes over the descriptor."""
+    """Returns the block of a received descriptor. Maps it unless that was done before. Takes over the descriptor."""
     block = _blocks.get(token)
     if block is None or block.closed:
         block = _blocks[token] = Block.adopt(fd, token, nbytes)

@@ -132,7 +132,7 @@ class DefaultContext(context.DefaultContext, _SharingContext):
         return super().get_context(method)
 
     def set_start_method(self, method: str | None, force: bool = False) -> None:
-        """Sets the start method: "spawn", the default, "forkserver" or "fork". force: even if one was set before.
+        """Sets the start method: "spawn", the default, "forkserver" or "fork". force: replaces a method that was set.
 
         Raises: RuntimeError, without `force`, if a method was set or the default was used before; ValueError for
         another method.
@@ -254,7 +254,7 @@ def spawn(
     If `fn` raises an exception, the other processes are ended, and this call raises an error. If the calling process
     ends first, the processes are killed. Tensors in `args` go by handle, so that all processes see the same memory, and
     `fn` and `args` have to be picklable. "fork" pickles nothing, and shares only tensors in shared memory.
-    join=False: returns a ProcessContext at once. daemon: as for Process. start_method: None: as `set_start_method` set.
+    join=False: returns a ProcessContext at once. daemon: as for Process. start_method: None: the method in use.
 
     Raises: ProcessRaisedException, whose message holds the traceback of that process; ProcessExitedException for a
     process that was killed or ended with a status other than 0; ArgumentError for less than one process; ValueError for

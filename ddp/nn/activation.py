@@ -1,8 +1,8 @@
 """Activations: functions, and layers that call them. input: any shape, unless a docstring says otherwise.
 
-The functions raise DtypeError unless the input is floating. Exceptions are relu, sigmoid, tanh, softmax, log_softmax
-and softmin, which take integers, too. `inplace` writes the result into the input, and raises the same errors as the
-functions whose names end in an underscore.
+The functions raise DtypeError unless the input is floating. But relu, sigmoid, tanh, softmax, log_softmax and softmin
+take integers, too. `inplace` writes the result into the input, and raises the same errors as the functions whose names
+end in an underscore.
 """
 
 from __future__ import annotations

@@ -421,8 +421,8 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """(log(var) + (input - target)^2 / var) / 2: -log of the normal density of `target` around `input`.
 
-    var: a number, or a tensor of the input's shape. Its last dimension may be missing, or one dimension may be 1. It is
-    clamped to at least eps; backward ignores the clamp. full: adds log(2 * pi) / 2.
+    var: a number, or a tensor of the input's shape. Its last dimension may be missing, or one dimension may have
+    size 1. It is clamped to at least eps; backward ignores the clamp. full: adds log(2 * pi) / 2.
 
     Raises: ArgumentError for a negative variance, or another reduction; ShapeError.
     """

@@ -380,7 +380,7 @@ class BatchNorm(_ChannelNorm):
     """The base of the batch norm layers."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, ...). In training, or without running statistics, its own statistics normalise it."""
+        """input: (N, C, ...). Its own statistics are used in training, and if there are no running statistics."""
         self._check(input)
         momentum = self.count_batch() if self.training else 0.0
         own = self.training or self.running_mean is None

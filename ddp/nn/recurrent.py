@@ -197,7 +197,7 @@ def _reset_uniform(module: Layer, hidden_size: int) -> None:
 
 
 class RNN(_RNNBase):
-    """h_t = act(weight_ih @ x_t + bias_ih + weight_hh @ h_(t-1) + bias_hh). nonlinearity: act, "tanh" or "relu".
+    """h_t = act(weight_ih @ x_t + bias_ih + weight_hh @ h_(t-1) + bias_hh). nonlinearity: "tanh" or "relu", for act.
 
     RNN(input_size, hidden_size, num_layers=1, nonlinearity="tanh", bias=True, batch_first=False, dropout=0.0,
     bidirectional=False). dropout: between layers. Source: Elman 1990.
@@ -287,7 +287,7 @@ class _RNNCellBase(Layer, shown="input_size hidden_size", usual={"bias": True}):
 
 
 class RNNCell(_RNNCellBase, usual={"bias": True, "nonlinearity": "tanh"}):
-    """act(weight_ih @ input + bias_ih + weight_hh @ hx + bias_hh). nonlinearity: act, "tanh" or "relu"."""
+    """act(weight_ih @ input + bias_ih + weight_hh @ hx + bias_hh). nonlinearity: "tanh" or "relu", for act."""
 
     def __init__(
         self,

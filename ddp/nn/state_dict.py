@@ -72,8 +72,8 @@ class HasStateDict:
     ) -> IncompatibleKeys:
         """Copies the tensors of `state_dict` into the module, and returns the missing and the unexpected keys.
 
-        If it raises StateDictError, nothing was copied. Exceptions are modules with load post hooks or with their own
-        `_load_from_state_dict`.
+        If it raises StateDictError, nothing was copied. This does not hold for modules with load post hooks or with
+        their own `_load_from_state_dict`.
 
         state_dict: by path, tensors of this package or of PyTorch, or arrays. Paths match with or without the `module.`
         of DataParallel, whether or not this module, or a part of it, is wrapped.
@@ -167,7 +167,7 @@ class _Entry(NamedTuple):
         return self.part[self.name]
 
     def load(self, value: Any, assign: bool) -> None:
-        """Copies `value` into the tensor. assign: replaces the tensor by `value`, a Parameter if the tensor is one."""
+        """Copies `value` into the tensor. assign: puts `value` in its place, as a Parameter if the tensor is one."""
         own = self.tensor
         if not assign:
             own.copy_(value)

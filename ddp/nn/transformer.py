@@ -82,7 +82,7 @@ class _TransformerLayer(Layer):
         self.activation = _parse_activation(activation)
 
     def _residual(self, number: int, x: Tensor, part: Activation) -> Tensor:
-        """x + dropout(part(x)), normalized before the part or after the sum. number: of the layers, as in norm1"""
+        """x + dropout(part(x)), normalized before the part or after the sum. number: 1 for norm1 and dropout1"""
         norm = getattr(self, f"norm{number}")
         dropout = getattr(self, f"dropout{number}")
         if self.norm_first:
@@ -91,7 +91,7 @@ class _TransformerLayer(Layer):
         return result
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        """linear2(dropout(activation(linear1(x)))). Fused on a GPU for Linear layers and a fusable activation."""
+        """linear2(dropout(activation(linear1(x)))). On a GPU, plain layers without hooks are fused."""
         first = self.linear1
         second = self.linear2
         dropout = self.dropout

@@ -93,7 +93,7 @@ def spectral_norm(
     """Divides a parameter, read as a matrix, by its largest singular value, and returns the module.
 
     The power method approximates the value, by `n_power_iterations` iterations whenever the parameter is read in
-    training. dim: the dimension of the matrix's rows; None: 1 for transposed convolutions, else 0, as for the outputs.
+    training. dim: the dimension of the matrix's rows; None: 1 for transposed convolutions, else 0.
     The state dict has parametrizations.NAME.original, and the method's vectors, parametrizations.NAME.0._u and ._v. The
     state dict after `nn.utils.spectral_norm` has NAME_orig, NAME_u and NAME_v instead.
 
