@@ -38,7 +38,10 @@ def numbers(value: Size | str, n: int, name: str) -> tuple[int, ...]:
 
 
 def one_dtype(name: str, *tensors: Tensor | None) -> None:
-    """Raises: DtypeError unless all tensors that are not None have one dtype, or autocast will cast them to one."""
+    """Checks that the tensors that are not None have one dtype, or that autocast will cast them to one.
+
+    Raises: DtypeError if not.
+    """
     dtypes = [x.dtype for x in tensors if x is not None]
     if any(dtype != dtypes[0] for dtype in dtypes) and not (modes.state.autocast and _CAST.issuperset(dtypes)):
         raise DtypeError(f"{name}: input, weight and bias need one dtype, got {', '.join(map(str, dtypes))}")
@@ -80,7 +83,10 @@ def positions(
 
 
 def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
-    """Raises: DtypeError unless `input` is floating and parameters have its dtype (for 16 bits, also float32)."""
+    """Checks that `input` is floating, and that the parameters have its dtype. A 16-bit input may have float32 ones.
+
+    Raises: DtypeError if not.
+    """
     dtype = input.array.dtype
     if not is_float(dtype):
         raise DtypeError(f"{name}: expected a floating input, got {dtype}")
@@ -94,7 +100,10 @@ def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
 
 
 def check_channels(name: str, input: Tensor, *affine: Tensor | None, statistics: Sequence[Tensor | None] = ()) -> None:
-    """Raises: ShapeError unless input is (N, C, ...) and the others are (C,); DtypeError: see `affine_dtype`."""
+    """Checks the shapes: (N, C, ...) of `input`, (C,) of `affine` and `statistics`. Also calls `affine_dtype`.
+
+    Raises: ShapeError for another shape; DtypeError: see `affine_dtype`.
+    """
     if input.ndim < 2:
         raise ShapeError(f"{name}: input {input.shape}: expected (N, C, ...)")
     for array in (*affine, *statistics):

@@ -35,9 +35,9 @@ def interpolate(
     align_corners: aligns the centres of the corner elements of both images, not their outer corners (not for nearest).
     recompute_scale_factor: computes positions from the sizes, not from scale_factor.
 
-    Raises: ShapeError, also if the input or the result is empty; DtypeError unless floating; ArgumentError for another
-    mode, antialias, align_corners (also False) with nearest, both or neither of size and scale_factor, a sequence of
-    the wrong length, or size with recompute_scale_factor.
+    Raises: ShapeError for another shape, and if the input or the result is empty; DtypeError unless floating;
+    ArgumentError for another mode, for antialias, for an align_corners that is not None with nearest, for both or
+    neither of size and scale_factor, for a sequence of the wrong length, or for size with recompute_scale_factor.
     """
     if mode not in MODES:
         raise ArgumentError(f"interpolate: the mode is one of {', '.join(MODES)}, not {mode!r}")
@@ -82,8 +82,7 @@ def _sizes(
 def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1) -> Tensor:
     """Returns the patches under a moving window as columns. input: (N, C, H, W) or (C, H, W).
 
-    Returns (N, C * KH * KW, L), L = OH * OW with conv2d's sizes.
-
+    Returns (N, C * KH * KW, L), for (C, H, W) without N; L = OH * OW, the output sizes of conv2d.
     Raises: ShapeError; ArgumentError for a kernel, stride or dilation below 1, a negative padding, or a sequence of the
     wrong length.
     """
@@ -101,9 +100,10 @@ def fold(
 ) -> Tensor:
     """Adds up columns at the positions where unfold reads. input: (N, C * KH * KW, L) or (C * KH * KW, L).
 
-    Returns (N, C, *output_size).
+    Returns (N, C, *output_size), or without N if the input has no N.
 
-    Raises: ShapeError unless unfold, for images of output_size, returns the shape of input; ArgumentError as in unfold.
+    Raises: ShapeError if input does not have the shape that unfold returns for images of output_size; ArgumentError as
+    in unfold.
     """
     if input.ndim == 2:
         return fold(input.unsqueeze(0), output_size, kernel_size, dilation, padding, stride).squeeze(0)

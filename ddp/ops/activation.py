@@ -97,10 +97,10 @@ def _mish(xp: Any, x: Array) -> ValueAndDerivative:
 mish = _smooth("mish", _mish)
 
 
-# z = log(1 + e)/b, e = e^(b*x), or x where b*x > threshold;  z' = e/(1 + e), 1 there
+# z = log(1 + e)/b, e = e^(b*x);  z' = e/(1 + e).  Where b*x > threshold: z = x, z' = 1
 def _softplus(xp: Any, x: Array, beta: float, threshold: float) -> ValueAndDerivative:
     scaled = x * beta
-    e = xp.exp(xp.minimum(scaled, 80))  # finite in float32
+    e = xp.exp(xp.minimum(scaled, 80))  # e^80 is finite in float32
     over = scaled > threshold
     z = xp.where(over, x, xp.maximum(xp.log1p(e), scaled) / beta)
     return z, lambda: xp.where(over, xp.ones_like(x), e / (e + 1))
@@ -111,7 +111,7 @@ softplus = _smooth("softplus", _softplus)
 logsigmoid = _smooth("logsigmoid", functools.partial(_softplus, beta=-1, threshold=inf))
 
 
-# z = x*c, c = (1 + erf(x/sqrt 2))/2;  z' = c + x*e^(-x^2/2)/sqrt(2 pi);  or with tanh
+# z = x*c, c = (1 + erf(x/sqrt 2))/2;  z' = c + x*e^(-x^2/2)/sqrt(2 pi).  If `tanh`:
 # z = x*s, s = (1 + tanh u)/2, u = k*(x + a*x^3), k = sqrt(2/pi), a = 0.044715;  z' = s + 2*z*(1 - s)*u'
 def _gelu(xp: Any, x: Array, tanh: bool) -> ValueAndDerivative:
     if not tanh:
@@ -194,8 +194,8 @@ prelu = formula_op(
 )
 
 
-# z = x clipped to [low, high], which the dtype of x can represent;  dx = g where low < x < high or x is nan (as in
-# PyTorch), else 0
+# z = x clipped to [low, high];  dx = g where low < x < high or x is nan (as in PyTorch), else 0. The dtype of x can
+# represent both bounds.
 hardtanh = formula_op(
     "hardtanh",
     lambda xp, x, low, high: xp.clip(x, low, high),
@@ -239,7 +239,7 @@ threshold = formula_op(
 
 # z = x/(1 - p) where kept, so that the expectation stays the same, else 0;  dx = g/(1 - p) where kept, else 0
 def _dropout(xp: Any, x: Array, p: float, shape: Ints, generator: Any) -> ForwardResult:
-    """shape: that of the random numbers, which broadcast over x. (N, C, 1, 1) drops whole channels of images."""
+    """shape: the shape of the random numbers. They broadcast over x: (N, C, 1, 1) drops whole channels of images."""
     keep = generator.random(shape, dtype=xp.float32) >= p
     scale = 1 / (1 - p) if p < 1 else 0.0
     return x * keep * scale, (keep, scale)

@@ -1,4 +1,4 @@
-"""What formulas use in addition to the array module: functions with one kernel per module; dtypes, sums, shapes."""
+"""Functions for formulas: some have one kernel per array module, others deal with dtypes, sums and shapes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class _Kernels(dict[Any, Callable[..., Any]]):
-    """The kernels of one function: an item for NumPy, `recording` for recording modules, `device` for CuPy."""
+    """The kernels of one function: the item `np` for NumPy, the attributes `recording` and `device` (CuPy)."""
 
     device: Callable[..., Any]
     recording: Callable[..., Any]
@@ -44,7 +44,7 @@ class RecordingModule:
 
 
 class ArrayFunction(Protocol[P, R]):
-    """A function whose first argument is the array module, which decides the kernel that computes it.
+    """A function that chooses a kernel by its first argument, the array module.
 
     A kernel is an implementation of the function for one array module, like a kernel of an op: see `ddp.ops.op`.
     """
@@ -57,14 +57,14 @@ class ArrayFunction(Protocol[P, R]):
         """Computes with `kernel` on a GPU from now on."""
 
     def attach_native_kernel(self, kernel: Callable[..., R]) -> None:
-        """Computes with `kernel` on NumPy arrays from now on. It passes cases that it cannot take to the reference."""
+        """Computes with `kernel` on NumPy arrays from now on. For other cases, `kernel` calls the reference."""
 
     def attach_recording_kernel(self, kernel: Callable[..., R]) -> None:
-        """Computes with `kernel` on recording arrays from now on, if the reference cannot take them or is slow."""
+        """Computes with `kernel` on recording arrays from now on: for a reference that is slow or cannot take them."""
 
 
 def array_function(reference: Callable[Concatenate[Any, P], R]) -> ArrayFunction[P, R]:
-    """Makes an `ArrayFunction` of a reference: a call looks up the kernel for its array module.
+    """Makes an `ArrayFunction` of its reference implementation. A call looks up the kernel for its array module.
 
     `ddp._cuda.register`, `ddp._native.register` and `ddp._tensor.create_graph` attach the other kernels. Where none is
     attached, the reference runs.
@@ -96,12 +96,12 @@ def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def upcast(x: Array | None) -> Any:
-    """Converts an array of 16-bit floats to float32, so that each sum is rounded once; returns others unchanged."""
+    """Converts an array of 16-bit floats to float32, so that a sum is rounded once. Returns anything else unchanged."""
     return x.astype(_FLOAT32) if x is not None and x.dtype.char in _HALVES else x
 
 
 def from_bfloat16(xp: Any, x: Any) -> Any:
-    """Converts a bfloat16 array to float32; returns anything else unchanged, also float16, unlike `upcast`."""
+    """Converts a bfloat16 array to float32. Returns anything else, including float16 arrays, unchanged."""
     return astype(xp, x, _FLOAT32) if getattr(x, "dtype", None) is BFLOAT16 else x
 
 
@@ -160,7 +160,7 @@ def sum_of_squares(xp: Any, x: Array) -> Array:
 
 
 def unreduce(g: Array, shape: Ints, axes: Ints, keepdim: bool) -> Array:
-    """Reshapes `g`, which has the shape of a reduction over `axes`, to broadcast against the unreduced `shape`."""
+    """Reshapes `g`, of the shape that a reduction over `axes` gives, so that it broadcasts to the input's `shape`."""
     if keepdim or not axes:
         return g
     return g.reshape([1 if i in axes else n for i, n in enumerate(shape)])

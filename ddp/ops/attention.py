@@ -1,7 +1,7 @@
 """Scaled dot-product attention over a few heads at a time.
 
-Forward keeps the result and one number per query, the logarithm of the sum of its exponentials. Backward computes the
-probabilities again from this number. Source: Dao et al. 2022, arXiv:2205.14135.
+Forward keeps the result and one number per query: log sum e^score. Backward computes the probabilities again from this
+number. Source: Dao et al. 2022, arXiv:2205.14135.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ddp.ops.products import product
 
 DEVICE_SCORE_BYTES = 256 << 20
 
-Heads = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice last; or all slices
+Heads = tuple[Any, ...]  # an index of the leading axes: only slices, or numbers and then one slice
 
 
 @array_function
 def score_bytes(xp: Any) -> int:
-    """Bytes of scores to compute at a time, unless one head has more. On the CPU they fit in cache.
+    """How many bytes of scores to compute at a time; a head with more is not split. On the CPU they fit in cache.
 
     A GPU computes more of them at a time, so that there are few launches.
     """
@@ -88,7 +88,7 @@ class _Attention:
                 yield (*outer, slice(start, start + step))
 
     def scores(self, heads: Heads) -> Array:
-        """scale*q@k^T + mask: (heads, L, S)."""
+        """scale*q@k^T + mask: (heads, L, S); -inf where a bool mask is False or `causal` hides a later key."""
         xp = self.xp
         scores = product(xp, self.q[heads] * self.scale, self.k[heads].swapaxes(-1, -2))
         if self.mask is not None and self.mask.dtype == bool:
@@ -100,8 +100,8 @@ class _Attention:
         return scores
 
 
-# P = softmax(scale*q@k^T + mask), z = P@v, where dropout puts P*keep/(1-p) in place of P;
-# dv = P^T@g, dP = g@v^T, dS = P*(dP - sum_e g*z), dq = scale*dS@k, dk = scale*dS^T@q, dmask = dS
+# P = softmax(scale*q@k^T + mask), z = (P*d)@v, d = keep/(1-p) with dropout, else 1;
+# dv = (P*d)^T@g, dP = (g@v^T)*d, dS = P*(dP - sum_e g*z), dq = scale*dS@k, dk = scale*dS^T@q, dmask = dS
 def _attention(
     xp: Any, q: Array, k: Array, v: Array, mask: Array | None, scale: float, causal: bool, p: float, seed: int
 ) -> ForwardResult:
@@ -116,7 +116,7 @@ def _attention(
     for heads in work.heads():
         scores = work.scores(heads)
         top = scores.max(-1, keepdims=True)
-        xp.copyto(top, 0, where=top == -xp.inf)  # for a query that attends to no key
+        xp.copyto(top, 0, where=top == -xp.inf)  # a query attends to no key: -inf - -inf would be nan
         scores -= top
         xp.exp(scores, out=scores)
         added = scores.sum(-1, keepdims=True)

@@ -53,8 +53,8 @@ class Window:
     def along(self, axis: int, positions: slice | None = None) -> Iterator[tuple[slice, slice]]:
         """Yields two slices per kernel element along `axis`: one of the positions, one of the image.
 
-        They hold the positions at which the kernel element is inside the image, and the pixels that it reads there.
-        positions: only these positions, and the first slice counts from the first of them; None: all.
+        The first selects the positions at which the kernel element is inside the image, the second the pixels that it
+        reads there. positions: if given, only these, and the first slice counts from `positions.start`.
         """
         first, last = (0, self.out[axis]) if positions is None else (positions.start, positions.stop)
         step = self.stride[axis]
@@ -71,13 +71,13 @@ class Window:
             yield (..., p, q), (..., rows, columns)
 
 
-# im2col copies the pixels that each position of the window reads to a column. col2im adds columns up to an image. Each
-# of the two is the gradient of the other.
+# im2col makes a column of the pixels that each position of the window reads. col2im adds each column to these pixels.
+# Each of the two is the gradient of the other.
 
 
 @array_function
 def im2col_lines(xp: Any, x: Array, window: Window, lines: slice) -> Array:
-    """Copies what each kernel element reads of x (N, C, H, W) at the positions in the rows `lines`.
+    """Copies the pixels of x (N, C, H, W) that each kernel element reads, at the positions in the rows `lines`.
 
     Returns (C, KH * KW, N, lines, OW), with zeros for elements in the padding.
     """
@@ -96,7 +96,7 @@ def col2im_lines(xp: Any, columns: Array, window: Window, lines: slice, x: Array
 
 @array_function
 def patches(xp: Any, x: Array, window: Window) -> Array:
-    """Copies what each position of the window reads of x (N, C, H, W). Returns (N, C * KH * KW, OH * OW)."""
+    """Copies the pixels of x (N, C, H, W) that each position reads. Returns (N, C * KH * KW, OH * OW)."""
     columns = im2col_lines(xp, x, window, slice(0, window.out[0])).transpose(2, 0, 1, 3, 4)
     return columns.reshape(len(x), x.shape[1] * window.elements, window.out[0] * window.out[1])
 
@@ -112,7 +112,7 @@ def image_of_patches(xp: Any, columns: Array, window: Window) -> Array:
     return x.astype(columns.dtype, copy=False)
 
 
-# z[n,(c,i,j),(p,q)] = x[n,c,p*s+i*d,q*s+j*d] (x padded with zeros);  dx = g added up where it was read
+# z[n,(c,i,j),(p,q)] = x[n,c,p*s+i*d,q*s+j*d] (x padded with zeros);  dx = col2im(g)
 def _im2col(xp: Any, x: Array, window: Window) -> tuple[Array, Any]:
     return patches(xp, x, window=window), window
 
@@ -124,7 +124,7 @@ def _im2col_backward(xp: Any, g: Array, needs: Needs, saved: Saved, window: Any)
 im2col = Op("im2col", _im2col, _im2col_backward, inputs=("x",))
 
 
-# z[n,c,p*s+i*d,q*s+j*d] = sum of x[n,(c,i,j),(p,q)];  dx = g where it was added
+# z[n,c,p*s+i*d,q*s+j*d] = sum of x[n,(c,i,j),(p,q)];  dx = im2col(g)
 def _col2im(xp: Any, x: Array, window: Window) -> tuple[Array, Any]:
     return image_of_patches(xp, x, window=window), window
 
@@ -162,7 +162,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, n: int, filters: tuple[int, ...], groups: int, window: Window) -> Shape:
-        """The sizes, from the shape of filters: (O, C / groups, *kernel), or transposed (C, O / groups, *kernel)."""
+        """Makes the sizes. filters: their shape (O, C / groups, *kernel); transposed: (C, O / groups, *kernel)."""
         return cls(n, groups, filters[1], filters[0] // groups, window)
 
     @property
@@ -190,7 +190,7 @@ def _positions(x: Array, groups: int, lines: slice) -> Array:
 
 
 def _columns(xp: Any, x: Array, shape: Shape, lines: slice) -> Array:
-    """The columns of `lines` of the positions: (groups, channels * KH * KW, N * lines * OW)."""
+    """The columns of the positions in the rows `lines`: (groups, channels * KH * KW, N * lines * OW)."""
     if shape.window.is_identity:
         return _positions(x, shape.groups, lines)
     x = upcast(x)  # NumPy has no fast product of float16

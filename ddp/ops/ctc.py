@@ -1,8 +1,8 @@
 """Connectionist temporal classification: the probability of all paths that spell a target.
 
 A path goes through S = 2L + 1 positions: the L labels of the target, and a blank before, between and after them. It may
-skip a blank between labels that differ. Arrays have two more columns before the S positions. Paths start in the second
-of these two, so that the first step is like all others.
+skip a blank between labels that differ. The array `paths` has two more columns before the S positions. Paths start in
+the second of these two, so that the first step is like all others.
 
 Source: Graves et al. 2006, ICML, "Connectionist Temporal Classification".
 """
@@ -34,7 +34,7 @@ def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
 
 
 def _depart(xp: Any, arrived: Array, before: Array, skip: Any) -> Array:
-    """Moves probabilities one step back: `arrived`, (N, S), is after a step, the result, (N, S + 2), before it."""
+    """Moves probabilities one step back: from `arrived` (N, S), after the step, to the result (N, S + 2), before it."""
     parts = arrived * _arrive(xp, before, skip)[1]
     out = xp.zeros(before.shape, parts.dtype)
     out[:, 2:] += parts[0]

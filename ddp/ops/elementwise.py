@@ -286,8 +286,8 @@ def _clone_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any
 clone = Op("clone", _clone, _clone_backward, inputs=("x",), supports_bfloat16=True)
 
 
-# z = x;  dx = g, 0 for the others, which are inputs only so that the graph leads from z to them: for example, x was
-# computed by comparing them
+# z = x;  dx = g, and 0 for `others`. They are inputs so that the graph leads from z to them, for example if x was
+# computed by a comparison of them.
 def _flat(xp: Any, x: Array, *others: Array) -> ForwardResult:
     return x, [other.shape for other in others]
 
@@ -312,7 +312,7 @@ def _transfer_backward(xp: Any, g: Array, needs: Needs, saved: Saved, source: An
 transfer = Op("transfer", _transfer, _transfer_backward, inputs=("x",), supports_bfloat16=True)
 
 
-# Step functions, which are flat almost everywhere, so that their gradient is 0; and the fraction between the steps.
+# Step functions: they are flat almost everywhere, so their gradient is 0. `frac` is x minus a step function.
 
 
 def signs(xp: Any, x: Array) -> Array:
@@ -376,7 +376,7 @@ where = Op("where", _where, _where_backward, inputs=("c", "x", "y"), saves=("c",
 
 
 def _number_extreme(name: str, first: Callable[[Any, Array, Array], Array]) -> Op:
-    """Makes the op fmax or fmin: nan loses to any number. x gets g where `first` is true or y is nan, y elsewhere."""
+    """Makes the op fmax or fmin: nan loses to any number. x gets g where `first` is true or y is nan, else y does."""
 
     def forward(xp: Any, x: Array, y: Array) -> ForwardResult:
         return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))
@@ -407,7 +407,7 @@ def _clamp_gradient(xp: Any, g: Array, x: Array, low: float | None, high: float 
 clamp = formula_op("clamp", lambda xp, x, low, high: xp.clip(x, low, high), {"x": _clamp_gradient}, ("x",))
 
 
-# z = x clipped to [low, high], tensors;  dx = g where low <= x <= high, dlow = g where x < low < high,
+# z = x clipped to the tensors [low, high];  dx = g where low <= x <= high, dlow = g where x < low < high,
 # dhigh = g where x > high or low > high
 def _clamp_between(xp: Any, x: Array, low: Array | None, high: Array | None) -> ForwardResult:
     out = x if low is None else xp.maximum(x, low)

@@ -15,10 +15,10 @@ from ddp.ops.arrays import Array, array_function
 
 @array_function
 def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = True) -> Array:
-    """The norm of all gradients as one vector: 0-d, float32, or float64 if a gradient is float64.
+    """The norm of the vector of all gradients, as a 0-d array: float64 if a gradient is float64, else float32.
 
-    root: False leaves out the root, so that the results of several ranks can be added up (order inf: their maximum is
-    the norm)
+    root: False leaves out the root, so that the results of several ranks can be added up. An order of inf has no root:
+    the maximum of the ranks' results is the norm.
     """
     dtype = "float64" if any(g.dtype == "float64" for g in gradients) else "float32"
     flat = [g.astype(dtype, copy=False).reshape(-1) for g in gradients]
