@@ -17,8 +17,8 @@ DataParallel divides the sum over ranks by their number, so under it `param.grad
 of each rank's loss. With `model.backward(loss_sum, weight=n)` it is the gradient of the sum of all losses divided by
 the sum of all weights.
 
-Except under `no_grad`, ranks exchange in one small message before the forward collective whether their tensor requires
-grad. If any does (in `scatter`: if the root's does), the results on all ranks require grad, and every rank must run
+Before the forward collective, the ranks exchange one small message, except under `no_grad`: does their tensor require
+grad? If any does (in `scatter`: if the root's does), the results on all ranks require grad, and every rank must run
 backward from its own result. Integers pass without a gradient. The calls go over a duplicate of `comm` (None:
 `collectives.init()`). The first call makes the duplicate, and closing `comm` closes the duplicate.
 

@@ -66,7 +66,8 @@ def choose_cap(
 ) -> int:
     """The cap (bytes, a power of two) whose plan `cut(cap)` is predicted to end first. Arguments: as in `end_of`.
 
-    Among equally good caps, the smallest for which latency does not matter (`_LATENCY`), or else the largest.
+    Among equally good caps, it takes the smallest for which latency does not matter (`_LATENCY`). If there is none, it
+    takes the largest.
     """
     ends = {cap: end_of(cut(cap), nbytes, ready, link, backward) for cap in _CAPS}
     limit = min(ends.values()) * (1 + _TOLERANCE)

@@ -46,8 +46,8 @@ class BucketAssignment:
     """The buckets of one plan, with the gradients of a model's leaves moved into them. Making one is collective.
 
     parameters: for each gradient in the buckets, the number of its parameter
-    bucket_of: each parameter's bucket. None: the parameter has no bucket, because it was frozen when the model was
-    wrapped, or is not in a plan that was loaded, and no rank has used it since
+    bucket_of: each parameter's bucket; None: it has no bucket. Such a parameter was frozen when the model was wrapped,
+    or a loaded plan lacks it, and no rank has used it since
     """
 
     def __init__(self, plan: Plan, names: Sequence[str], leaves: Sequence[Leaf], comm: Communicator) -> None:

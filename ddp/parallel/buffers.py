@@ -1,7 +1,7 @@
 """Broadcasts one rank's buffers, because buffers such as the running statistics of batch norm differ between ranks.
 
-All buffers of a model on one device are sent in one call: they are copied into one array of bytes, and back. If a
-backward starts the broadcast, the graph may still read the buffers, so the values are copied back at the next forward.
+All buffers of a model on one device are sent in one call: they are copied into one array of bytes, and then back. If a
+backward starts the broadcast, the graph may still read the buffers. Then the next forward copies the values back.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BufferSync:
         self._pending = pending
 
     def coming(self) -> list[tuple[Tensor, Array]]:
-        """(buffer, received values) of buffers that wait for the next forward."""
+        """Lists (buffer, received values) for the buffers into which `take` has not copied yet."""
         return list(self._pending)
 
     def take(self) -> None:

@@ -50,7 +50,7 @@ def describe(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 def check_same(comm: Communicator, values_here: Mapping[str, Any]) -> None:
     """Checks that all ranks have the same settings, parameters and buffers. Collective.
 
-    values_here: those of this rank, by name
+    values_here: this rank's settings, parameters and buffers, by name
     Raises: ParallelError on every rank, with the first value that differs.
     """
     digest = np.frombuffer(hashlib.sha256(repr(list(values_here.items())).encode()).digest(), np.uint8)
@@ -112,9 +112,9 @@ Array = Any
 class SkippedBackwards:
     """Finds a rank that skips a backward. Its next gradients would be summed with those of another batch.
 
-    Such a rank has dropped what a forward returned, and with it the graph, and then made another forward. The last
-    forward before a backward is never counted, because `sum(0 * p.sum() for p in model.parameters())` may replace its
-    loss. It is no error if all ranks drop equally many results.
+    Such a rank has dropped the result of a forward, and so its graph, and then made another forward. The last forward
+    before a backward is never counted, because `sum(0 * p.sum() for p in model.parameters())` may replace its loss. If
+    all ranks drop equally many results, there is no error.
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class FiniteCheck:
 
     Each gradient is checked before it is reduced; on a GPU the host waits for it. One small call at the end of a
     backward compares what the ranks have found.
-    bad: the name of the first such parameter on this rank, in this backward; with micro_batches, in this step
+    bad: the first parameter with infinity or NaN on this rank, in this backward; with micro_batches, in this step
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -201,7 +201,7 @@ _BITS = 52
 
 
 class ConsistencyCheck:
-    """Finds parameters that differ between ranks, which otherwise would train different models unnoticed.
+    """Finds parameters that differ between ranks. Otherwise the ranks would train different models unnoticed.
 
     In every `every`-th synchronized backward each rank takes a checksum of its parameters. The control message of the
     next backward carries the checksum, so it costs no call. The host waits for a GPU only in that next backward.
@@ -216,12 +216,12 @@ class ConsistencyCheck:
         self._every = every
         self._sums: Any = None  # a sum for each parameter, on its device, that was not sent yet
         self._compared: np.ndarray[Any, Any] = np.zeros(0, np.uint64)  # the sums of the checksum that was sent last
-        self._taken = 0  # the step at which the compared checksums were taken; this rank may have dropped its own
+        self._taken = 0  # the step at which the compared checksums were taken (this rank's may be missing: `forget`)
         self._due = 0  # the step at which a checksum was last due
         self._agreed = "when the model was wrapped"  # when ranks were last known to have the same parameters
 
     def checksum(self, step: int) -> float:
-        """The checksum for the control message of this backward. Then begins the next checksum, if it is due."""
+        """Returns the checksum for the control message of this backward, and begins the next one if it is due."""
         checksum = NO_CHECKSUM
         self._taken = self._due
         if self._sums is not None:

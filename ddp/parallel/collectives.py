@@ -1,8 +1,8 @@
-"""Collectives with gradients, on tensors. `ddp.parallel` describes which gradients these are.
+"""Collectives with gradients, on tensors. `ddp.parallel` defines the gradients.
 
 Forward and backward are one collective each, so all ranks must run both, even if only one rank needs a gradient. So
-before the collective the ranks exchange in a small message whether their tensors require grad. If any does (`scatter`:
-if the root's does), all ranks record a node, and the result requires grad on all of them. The message also contains the
+before the collective the ranks exchange a small message: does their tensor require grad? If any does (`scatter`: if the
+root's does), all ranks record a node, and the result requires grad on all of them. The message also contains the
 lengths along axis 0 that backward needs. Under `no_grad` there is no such message, and nothing is recorded.
 
 The calls go over a private duplicate of the communicator. Their backward runs inside `loss.backward()`, at the same
@@ -71,9 +71,9 @@ class CollectiveCall:
         self.xp = self._device.xp
 
     def agree(self, *numbers: int, root: int | None = None) -> list[list[int]] | None:
-        """Sets `recorded` on all ranks: whether any rank's tensor requires grad; with a root, only the root's counts.
+        """Sets `recorded` to True on all ranks if any rank's tensor requires grad; with a root, if the root's does.
 
-        Collective, except under `no_grad`. numbers: sent along; every rank gives equally many
+        Collective, except under `no_grad`. numbers: sent in the same message, equally many on every rank
         Returns: the numbers of each rank, in rank order; None under `no_grad`
         """
         if not modes.state.enabled:
@@ -86,8 +86,8 @@ class CollectiveCall:
     def result(self, array: Array, adjoint: Adjoint) -> Tensor:
         """Wraps the result in a tensor, and records its node.
 
-        adjoint: computes the gradient of the tensor from that of the result. It is called on all ranks, but its value
-        is ignored where the tensor does not require grad. Under create_graph, its ops are recorded
+        adjoint: computes the tensor's gradient from the result's. All ranks call it, but a rank whose tensor does not
+        require grad ignores what it returns. Under create_graph, the ops of the call are recorded
         """
         result = wrap(array, self._device)
         if self.recorded:
@@ -127,8 +127,8 @@ class _CollectiveBackward:
 def tied(node: Node, like: Array, g: Tensor | None) -> Tensor:
     """The gradient g of a collective's result, or zeros if g is None, plus 0 times the result.
 
-    Because of the second term, a backward from the gradient reaches this collective on every rank, even if the gradient
-    does not depend on the result, as on a rank whose loss is linear in the result.
+    The second term makes a backward from the gradient reach this collective on every rank. Without it, the collective
+    would be missing on a rank whose gradient does not depend on the result (its loss is linear in the result).
 
     like: an array with the shape and dtype of the result
     """
@@ -242,8 +242,8 @@ def gather(x: Tensor, root: int = 0, comm: Communicator | None = None, *, length
 
     x: (n_r, ...); only the n_r may differ between ranks; 0-d tensors count as (1,)
     lengths: all n_r, if every rank knows them; "equal": all n_r are the same; None: they are exchanged first
-    Returns: (n_0 + n_1 + ..., ...) on the root, (0, ...) elsewhere; if it requires grad, every rank must call backward
-    from it
+    Returns: (n_0 + n_1 + ..., ...) on the root, (0, ...) elsewhere. If the result requires grad, every rank must call
+    backward from its result
     Raises: DtypeError if x is not a tensor; what `Communicator.gather` raises.
     """
     call = CollectiveCall("gather", x, comm)
@@ -282,8 +282,8 @@ def scatter(
 ) -> Tensor:
     """The root's x split along axis 0, one part for each rank.
 
-    x: (n, ...) on the root; elsewhere a tensor on the device of the result, whose shape and values do not matter, or
-    None for the CPU; lengths: of the parts, read on the root only; None: as even as possible, longer parts first
+    x: (n, ...) on the root; on other ranks only its device matters, which is that of the result (None: the CPU)
+    lengths: of the parts, read on the root only; None: as even as possible, longer parts first
     Returns: (n_r, ...) of the root's dtype
     Raises: DtypeError if the root's x is not a tensor, or another rank's x neither a tensor nor None; on the root,
     ArgumentError if x is 0-d or lengths do not fit it; what `Communicator.scatter` raises.

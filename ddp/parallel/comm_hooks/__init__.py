@@ -7,8 +7,8 @@
     PowerSGD(r)    8r(rows + columns) for each matrix      approximated by matrices of rank r
     TopK(ratio)    8 * ratio * n * (ranks - 1)             the largest entries of each rank
 
-What PowerSGD and TopK leave out is not lost: each rank keeps it, and adds it to its next gradient. Such a hook has
-state: each model gets an object of its own, whose `state_dict()` belongs in a checkpoint, on every rank.
+Each rank keeps what PowerSGD and TopK leave out, and adds it to its next gradient. So these hooks have state: each
+model needs a hook object of its own, and the checkpoint of every rank should contain the hook's `state_dict()`.
 
     model = ddp.DataParallel(net, comm_hook=ddp.parallel.comm_hooks.PowerSGD(matrix_approximation_rank=2))
 

@@ -10,8 +10,8 @@ residuals are parts of means: rank r contributes m_r = scale * buffer to the ste
 
     sum over steps of the gradients + sum over ranks of e_r = sum over steps of the true means
 
-with any scales, up to rounding. A parameter that no rank uses in a step gets no gradient, so nothing of its residual
-counts as sent. Memory: one array as large as the gradients, in float32 for 16-bit gradients.
+The last line holds for any scales, up to rounding. A parameter that no rank uses in a step gets no gradient, so nothing
+of its residual counts as sent. Memory: one array as large as the gradients, in float32 for 16-bit gradients.
 
 Source: Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019, arXiv:1901.09847.
 """
@@ -63,7 +63,7 @@ def working_dtype(gradient: Array) -> Any:
 
 
 def tensors(state: Mapping[str, Array]) -> dict[str, Any]:
-    """Copies of arrays as tensors, as `ddp.save` takes them."""
+    """Copies the arrays to tensors, which `ddp.save` can save."""
     return {name: base.wrap(array.copy(), device_of(array)) for name, array in state.items()}
 
 
@@ -89,8 +89,8 @@ def arrays(name: str, state: Any) -> dict[str, Array]:
 def reshard_hook_state(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
     """A hook's state for rank `rank` of `size`. states: the `state_dict` of each rank that saved, in rank order
 
-    "errors" of saved rank r are added to those of rank r % size. Everything else is equal on all ranks, and is that of
-    the first rank.
+    The "errors" of saved rank r are added to those of rank r % size. Everything else is equal on all ranks, so it is
+    taken from the first state.
     """
     errors: dict[str, Any] = {}
     for state in states[rank::size]:

@@ -23,7 +23,7 @@ class GradBucket:
     gradients: views of the buffer, each in its own shape
     used: whether any rank used each parameter in this step, the same on all ranks; if none did, `param.grad` will be
     None, whatever the hook leaves
-    scale: the sum of all ranks' buffers times this is the mean; the same on all ranks
+    scale: the factor from the sum of all ranks' buffers to the mean; the same on all ranks
     comm: the communicator for the hook's collectives, called with async_op=True
     """
 
@@ -38,7 +38,7 @@ class GradBucket:
 
 
 #: A communication hook: called once for each bucket in each backward. It returns a Work that leaves the mean in
-#: `bucket.buffer`; or None, if the mean is there already; or it is a generator that yields each Work it waits for, gets
-#: the Work's result from `yield`, and has left the mean there when it ends. If the hook has an attribute
-#: `same_on_all_ranks`, this is a dict of settings that ranks have to agree on.
+#: `bucket.buffer`, or None if the mean is there already. Or it is a generator: it yields each Work that it waits for,
+#: gets the Work's result from `yield`, and puts the mean into `bucket.buffer` before it ends. A hook may have an
+#: attribute `same_on_all_ranks`, a dict of settings that must be equal on all ranks.
 Hook = Callable[[GradBucket], "Work[Any] | Steps | None"]

@@ -10,9 +10,9 @@
 Each element is rounded twice, however many ranks there are, and all ranks decode the same bytes.
 
 float16 ends at 65504 and loses precision below 6e-5. A sum of gradients over a large batch is easily above 65504, and
-a part of a small mean below 6e-5. So each part is sent as a block with a common power of two, which is chosen by its
-largest element and sent along as a float32. No number that fits float32 overflows, and elements down to 2^-28 of the
-largest keep all 11 bits. bfloat16 has the range of float32, and needs no such factor.
+a part of a small mean below 6e-5. So each part is sent as a block, multiplied by a power of two. The block's largest
+element decides this power; its inverse is sent along, as a float32. No number that fits float32 overflows, and elements
+down to 2^-28 of the largest keep all 11 bits. bfloat16 has the range of float32, and needs no such factor.
 
 Source: the exchange as in Seide et al. 2014, "1-bit stochastic gradient descent"; block exponents as in Wilkinson 1963,
 "Rounding Errors in Algebraic Processes", §1.4.
@@ -95,7 +95,7 @@ def _unpack(words: Array, dtype: Any) -> Array:
 
 
 def _to_the_top(rows: Array) -> Array:
-    """The power of two that scales each row's largest magnitude to less than 2^`_TOP`; 1 if it is not finite."""
+    """For each row, the power of two that brings its largest magnitude below 2^`_TOP`; 1 for a row with inf or nan."""
     xp = device_of(rows).xp
     largest = xp.maximum(rows.max(axis=1), -rows.min(axis=1))
     _, exponents = xp.frexp(largest)

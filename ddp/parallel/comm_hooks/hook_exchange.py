@@ -4,9 +4,9 @@ A hook of several rounds (such as an exchange, a sum and another exchange) would
 them. So it is a generator that yields each Work that it waits for. `poll` resumes it when the Work is complete; at the
 end of backward `finish` waits for the rest.
 
-On each rank buckets fill, and rounds end, at different times, but all ranks must make the same calls in the same order.
-So rounds are made in the order of a pipeline: bucket k begins, then bucket k - 1 makes its second round, then bucket
-k - 2 its third. While one round is on the network, the next one is queued behind it.
+The times at which buckets fill and rounds end differ between ranks, but all ranks must make the same calls in the same
+order. So rounds are made in the order of a pipeline: bucket k begins, then bucket k - 1 makes its second round, then
+bucket k - 2 its third. While one round is on the network, the next one is queued behind it.
 
     bucket 0 round 0 | bucket 1 round 0, bucket 0 round 1 | bucket 2 round 0, bucket 1 round 1, bucket 0 round 2 | ...
 
@@ -66,7 +66,7 @@ class HookExchange(Exchange):
 
     hook: the same on all ranks, see `hook_settings`; one with a `state_dict` serves one model at a time
     names: of all parameters, in the order of the control message; device: of the parameters
-    replaced: if a module is wrapped again, the exchange of its old wrapper, from which this one takes the hook
+    replaced: if a module is wrapped again, the exchange of its old wrapper; the hook passes from there to this exchange
 
     Raises: ParallelError on every rank if on one of them the hook serves another model. Collective.
     """
@@ -154,7 +154,7 @@ class HookExchange(Exchange):
         return [(launched, self._done[index]) for index, launched in enumerate(self._launched)]
 
     def _pipeline(self) -> Iterator[tuple[int, Any]]:
-        """Runs the hook on all buckets. Yields (bucket, the Work that is waited for; None until the bucket is full)."""
+        """Runs the hook on all buckets. To wait, yields (bucket, Work), or (bucket, None) if it is not full."""
         self._control.wait()
         self._used = dict(zip(self._names, self._control.used(), strict=True))
         runs: dict[int, tuple[Steps, Work[Any] | None]] = {}  # by bucket: its run, and the Work that it waits for

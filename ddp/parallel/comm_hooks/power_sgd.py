@@ -43,7 +43,9 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 
 @dataclass(eq=False)
 class PowerSGD:
-    """The hook. Each model on each rank needs an object of its own; all ranks give the same arguments.
+    """A communication hook that sends low-rank factors of gradients. Each model on each rank needs its own object.
+
+    All ranks give the same arguments.
 
     matrix_approximation_rank: columns of P and Q, fewer if a matrix is smaller; usually 1 to 4
     start_iter: how many steps are reduced exactly first, while gradients are large and change quickly
@@ -108,7 +110,7 @@ class PowerSGD:
         if not thin:
             return
 
-        # Householder's QR gives an orthonormal basis even for P = 0. So the Q of 0 that a step without gradients leaves
+        # Householder's QR gives an orthonormal basis even for P = 0. So a step without gradients, which leaves Q = 0,
         # does no harm.
         bases = [xp.linalg.qr(part)[0].astype(dtype, copy=False) for part in parts[: len(thin)]]
         message, parts = _joined([query.shape for query in queries], dtype, xp.empty)
@@ -137,7 +139,7 @@ class PowerSGD:
         return {"steps": self.steps, "queries": tensors(self._queries), "errors": tensors(self._residuals)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads copies. Steps and queries have to be equal on all ranks; errors are those of this rank.
+        """Copies a result of `state_dict`. Steps and queries must be equal on all ranks; errors are those of this rank.
 
         To continue on another number of ranks without a loss, add the errors of each saved rank to those of one rank.
 
