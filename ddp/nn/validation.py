@@ -38,10 +38,7 @@ def numbers(value: Size | str, n: int, name: str) -> tuple[int, ...]:
 
 
 def one_dtype(name: str, *tensors: Tensor | None) -> None:
-    """Checks that the tensors that are not None have one dtype, or that autocast will cast them to one.
-
-    Raises: DtypeError if not.
-    """
+    """Checks that the given tensors have one dtype, or that autocast casts them to one. Raises: DtypeError if not."""
     dtypes = [x.dtype for x in tensors if x is not None]
     if any(dtype != dtypes[0] for dtype in dtypes) and not (modes.state.autocast and _CAST.issuperset(dtypes)):
         raise DtypeError(f"{name}: input, weight and bias need one dtype, got {', '.join(map(str, dtypes))}")
@@ -83,10 +80,7 @@ def positions(
 
 
 def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
-    """Checks that `input` is floating, and that the parameters have its dtype. A 16-bit input may have float32 ones.
-
-    Raises: DtypeError if not.
-    """
+    """Raises: DtypeError unless `input` is floating and each parameter has its dtype (or float32, for 16-bit input)."""
     dtype = input.array.dtype
     if not is_float(dtype):
         raise DtypeError(f"{name}: expected a floating input, got {dtype}")

@@ -57,7 +57,7 @@ class ArrayFunction(Protocol[P, R]):
         """Computes with `kernel` on a GPU from now on."""
 
     def attach_native_kernel(self, kernel: Callable[..., R]) -> None:
-        """Computes with `kernel` on NumPy arrays from now on. For other cases, `kernel` calls the reference."""
+        """Computes with `kernel` on NumPy arrays from now on. It calls the reference if it does not support a case."""
 
     def attach_recording_kernel(self, kernel: Callable[..., R]) -> None:
         """Computes with `kernel` on recording arrays from now on: for a reference that is slow or cannot take them."""

@@ -67,7 +67,7 @@ class _Attention:
     def empty(self, like: Array, last: int) -> Array:
         """An uninitialized array (*lead, rows of `like`, last), in the memory order of `like`.
 
-        If `like` is broadcast over heads, the array is C-contiguous.
+        If `like` has other leading axes than `lead`, the array is C-contiguous.
         """
         if like.shape[:-2] != self.lead:
             return self.xp.empty((*self.lead, like.shape[-2], last), self.dtype)

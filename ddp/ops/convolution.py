@@ -54,7 +54,7 @@ class Window:
         """Yields two slices per kernel element along `axis`: one of the positions, one of the image.
 
         The first selects the positions at which the kernel element is inside the image, the second the pixels that it
-        reads there. positions: if given, only these, and the first slice counts from `positions.start`.
+        reads there. positions: if given, the slices are of these only, and the first counts from `positions.start`.
         """
         first, last = (0, self.out[axis]) if positions is None else (positions.start, positions.stop)
         step = self.stride[axis]
@@ -152,7 +152,7 @@ def tile_bytes(xp: Any) -> int:
 
 
 class Shape(NamedTuple):
-    """The sizes of a convolution of (n, groups * channels, H, W) to (n, groups * filters, OH, OW)."""
+    """The sizes of a convolution from (n, groups * channels, H, W) to (n, groups * filters, OH, OW)."""
 
     n: int
     groups: int
@@ -162,7 +162,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, n: int, filters: tuple[int, ...], groups: int, window: Window) -> Shape:
-        """Makes the sizes. filters: their shape (O, C / groups, *kernel); transposed: (C, O / groups, *kernel)."""
+        """Makes the sizes. filters: shape (O, C / groups, *kernel), or (C, O / groups, *kernel) if transposed."""
         return cls(n, groups, filters[1], filters[0] // groups, window)
 
     @property
@@ -181,7 +181,7 @@ class Shape(NamedTuple):
 
 
 def _positions(x: Array, groups: int, lines: slice) -> Array:
-    """Reshapes `lines` of x (N, groups * channels, OH, OW) to (groups, channels, N * lines * OW).
+    """Reshapes the rows `lines` of x (N, groups * channels, OH, OW) to (groups, channels, N * lines * OW).
 
     The result is a view if N is 1, unless x has 16-bit floats, which become float32.
     """
@@ -219,7 +219,7 @@ def correlate(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape) -> Arr
 
 @array_function
 def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -> tuple[Array | None, Array | None]:
-    """The gradients of the image, if w is given, and of the filters, if x is given. g: the gradient of the result."""
+    """Returns the gradients of the image (None without w) and filters (None without x). g: the result's gradient."""
     n, groups, channels, filters, window = shape
     dx: Any = None
     dw: Any = None

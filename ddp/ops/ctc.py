@@ -29,7 +29,7 @@ def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
     shares = xp.exp(ways - top)
     sums = shares.sum(axis=0)
     nowhere = sums == 0
-    sums = xp.where(nowhere, 1, sums)  # the infinite derivative of log 0, times a gradient of 0, would be nan
+    sums = xp.where(nowhere, 1, sums)  # log 0 has an infinite derivative: times a gradient of 0, nan
     return xp.where(nowhere, -xp.inf, top + xp.log(sums)), shares / sums
 
 

@@ -20,7 +20,7 @@ def transformed(xp: Any, x: Array, function: str, sizes: Any, axes: Any, norm: s
     return z if function == "irfftn" else xp.ascontiguousarray(z)[..., None].view(x.dtype)
 
 
-# z = F(x), where x is cut or filled up with zeros to the sizes;  dx = F'(g), filled up or cut, with the adjoint F'
+# z = F(x), where x is cut or filled up with zeros to the sizes;  dx = F'(g), filled up or cut; F' is the adjoint of F
 def _fft(xp: Any, x: Array, transform: Any) -> ForwardResult:
     return transformed(xp, x, *transform), (x.shape, *transform)
 
@@ -30,7 +30,7 @@ def _fft_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
     z = transformed(xp, g, _ADJOINT[function], sizes, axes, _NORM[norm])
     if function == "rfftn":
         z = z[..., 0]
-    elif function == "irfftn":  # irfftn uses each of these numbers twice: unchanged, and conjugated
+    elif function == "irfftn":  # irfftn uses the inner numbers of the last axis twice: unchanged, and conjugated
         inner = slice(1, (g.shape[axes[-1]] + 1) // 2)
         index = (*(slice(None),) * (axes[-1] % g.ndim), inner)
         z[index] *= 2

@@ -62,8 +62,8 @@ def update_scale(
 ) -> None:
     """Updates the loss scale after a step, and sets `found_inf` to 0.
 
-    Multiplies `scale` by `backoff` if one of `found_inf` is not 0, and by `growth` after `interval` good steps, unless
-    the product is not finite.
+    Multiplies `scale` by `backoff` if a number in `found_inf` is not 0, and by `growth` after `interval` good steps. If
+    the product is not finite, `scale` stays.
     scale: one float32; good: one int32, the number of good steps since the scale last grew or a step was not good
     """
     overflowed = bool(found_inf.any())

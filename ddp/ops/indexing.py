@@ -101,7 +101,7 @@ gather = Op("gather", _gather, _gather_backward, inputs=("x",), supports_bfloat1
 
 
 def positions(xp: Any, index: Array, dim: int, shape: Ints) -> Array:
-    """The positions, in a flattened array of `shape`, of the elements that `gather` reads with `index` along `dim`.
+    """For each element that `gather` reads with `index` along `dim`: its position in a flattened array of `shape`.
 
     index: not negative; its axes except `dim` are no longer than those of `shape`. Returns a new int64 array of the
     shape of index.
@@ -129,9 +129,9 @@ def add_flat(xp: Any, x: Array, flat_index: Array, g: Array) -> Array:
 
 
 def flat(places: Places, shape: Ints) -> Array:
-    """The positions, in a flattened array of `shape`, of the elements at `places`: an index array (int) for each axis.
+    """For each element at `places`: its position in a flattened array of `shape`.
 
-    Negative indices count from the end.
+    places: an index array (int) for each axis; negative indices count from the end
     """
     flat_index: Any = 0
     for i, (place, n) in enumerate(zip(places, shape, strict=True)):
@@ -149,7 +149,7 @@ def scatter_to_zeros(xp: Any, g: Array, shape: Ints, places: Places) -> Array:
         return dx
     arrays = xp.broadcast_arrays(*[places[i] for i in axes])
     index_ndim = arrays[0].ndim
-    # In g, the dimensions of the index arrays are at the first array's axis, or first if a slice is between the arrays.
+    # The dimensions of the index arrays start in g at the first array's axis; at 0 if a slice is between the arrays.
     first = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
     sliced_axes = [i for i in range(len(shape)) if i not in axes]
     order = [*range(first, first + index_ndim), *range(first), *range(first + index_ndim, g.ndim)]
@@ -219,7 +219,7 @@ def add_rows_into(xp: Any, row_index: Array, g: Array, out: Array) -> None:
 # Embedding: looks up rows of a table by number. Backward adds up the gradients of each row of the table.
 
 
-# z = w[index];  dw = g added up at index, divided by how often a row occurs if by_frequency, 0 at padding
+# z = w[index];  dw = g added up at index, 0 at padding; by_frequency: each row divided by its count in index
 def _embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequency: bool) -> ForwardResult:
     """w: (V, D), index: any shape, 0 <= index < V."""
     return xp.take(w, index, axis=0), (w.shape, index, padding, by_frequency)

@@ -22,8 +22,8 @@ def columns(x: Array) -> Array:
 def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None) -> tuple[Array, Any]:
     """The positions of the targets in x.ravel(), and the weight of each sample: an array, or None if all are 1.
 
-    x: (N, C) or (N, C, M); target: (N, M'), M' = 1 or M; keep: bool, of the shape of target, False for ignored ones, or
-    None if none is ignored.
+    x: (N, C) or (N, C, M); target: (N, M'), M' = 1 or M; keep: (N, M') bool, False for ignored targets; None if all
+    targets are kept.
     """
     n, count = x.shape[:2]
     inner = x.shape[2] if x.ndim > 2 else 1
@@ -73,7 +73,7 @@ def reduce_weighted(xp: Any, losses: Array, weights: Array | None, reduction: st
     return added_up / weight, 1 / weight
 
 
-# z_n = w_n*(1-s)*(l_n - x_n,t(n)) + s/C*sum_c w_c*(l_n - x_nc), l_n = log sum_c e^x_nc, t(n) the target, reduced;
+# Unreduced: z_n = w_n*(1-s)*(l_n - x_n,t(n)) + s/C*sum_c w_c*(l_n - x_nc), l_n = log sum_c e^x_nc, t(n) the target;
 # dx_nc = g_n*(w_n*(1-s)*(p_nc - [c = t(n)]) + s/C*(p_nc*sum_c w_c - w_c)), p_nc = e^(x_nc - l_n)
 def _cross_entropy(
     xp: Any,
@@ -105,7 +105,7 @@ def _cross_entropy(
     if weights is not None:
         losses *= weights
     if keep is not None:
-        losses = xp.where(keep, losses, 0)  # also if the logits there are infinite or nan
+        losses = xp.where(keep, losses, 0)  # the product with 0 would be nan for infinite logits
     if smoothing:
         mass = rows.shape[1] if weight is None else weight.sum()
         weighted = rows.astype(compute, copy=False)
@@ -167,7 +167,7 @@ def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, resid
 cross_entropy = Op("cross_entropy", _cross_entropy, _cross_entropy_backward, inputs=("x",), saves=("x",), derived=True)
 
 
-# z_n = sum_c t_nc*(l_n - x_nc), l_n = log sum_c e^x_nc, reduced;  dx_nc = g_n*(p_nc*sum_c t_nc - t_nc),
+# Unreduced: z_n = sum_c t_nc*(l_n - x_nc), l_n = log sum_c e^x_nc;  dx_nc = g_n*(p_nc*sum_c t_nc - t_nc),
 # dt_nc = g_n*(l_n - x_nc)
 def _soft_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> ForwardResult:
     """x, t: (N, C, ...); t holds the (weighted) probability of each class."""
@@ -208,7 +208,7 @@ soft_cross_entropy = Op(
 )
 
 
-# z_n = -w_n*x_n,t(n), t(n) the target, reduced;  dx_nc = -g_n*w_n*[c = t(n)]
+# Unreduced: z_n = -w_n*x_n,t(n), t(n) the target;  dx_nc = -g_n*w_n*[c = t(n)]
 def _nll_loss(
     xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None, reduction: str
 ) -> ForwardResult:
@@ -305,7 +305,7 @@ def _with_logits_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residua
     g = unreduced_gradient(g, reduction, x.size)
     dx = dt = None
     if needs[0]:
-        # 1/(1 + e^x) by the hyperbolic tangent, which does not overflow.
+        # The hyperbolic tangent gives 1/(1 + e^-x), which is 1 - 1/(1 + e^x), without overflow.
         dx = xp.tanh(x * x.dtype.type(0.5))
         dx *= 0.5
         if weight is None:

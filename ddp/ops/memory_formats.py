@@ -50,7 +50,7 @@ def prefers_channels_last(x: Array) -> bool:
 
 
 def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides, in elements, of an array without gaps whose axes have this order in memory, the outermost first."""
+    """The strides, in elements, of an array without gaps. order: its axes in the order of memory, outermost first."""
     strides = [0] * len(shape)
     step = 1
     for axis in reversed(order):
@@ -60,12 +60,12 @@ def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, 
 
 
 def inverse(order: tuple[int, ...]) -> list[int]:
-    """The axes that undo a transposition: `x.transpose(order).transpose(inverse(order))` is x."""
+    """The inverse permutation of the axes: `x.transpose(order).transpose(inverse(order))` is x."""
     return sorted(range(len(order)), key=order.__getitem__)
 
 
 def empty_in_order(xp: Any, shape: tuple[int, ...], dtype: Any, order: tuple[int, ...]) -> Array:
-    """An uninitialized array of `shape` whose axes have this order in memory, the outermost first."""
+    """An uninitialized array of `shape`. order: its axes in the order of memory, the outermost first."""
     return xp.empty([shape[axis] for axis in order], dtype).transpose(inverse(order))
 
 

@@ -15,7 +15,7 @@ from ddp.ops.reduction import moments, standardize
 
 
 def weight_dtype_of(x: Array, *parameters: Array | None) -> Any:
-    """The dtype of the gradients of weight and bias: that of `parameters`, which may be float32 for a float16 x."""
+    """The dtype of the gradients of weight and bias: that of the parameters (float32 is possible for a 16-bit x)."""
     return next((parameter.dtype for parameter in parameters if parameter is not None), x.dtype)
 
 
@@ -160,7 +160,7 @@ Tell = Callable[[Array, Array, int], None]
 
 
 class ChannelGroups:
-    """Which elements share a statistic: a channel of all samples or, with `groups`, a group of channels of one sample.
+    """Which elements share a statistic: one channel of all samples; with `groups`, a group of channels of one sample.
 
     shape: (N, C, positions), of the input; count: the number of elements that share a statistic, at least 1
     members: the number of channels of a sample that share a statistic. Channel c of sample n has the statistic with

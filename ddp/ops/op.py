@@ -6,9 +6,9 @@
 `out` is an array, or a tuple of arrays. For a tuple, `g` is a list: for each array its gradient, or None.
 
 Inputs are arrays, Python scalars, or None for an optional input that is left out. `needs` says which inputs want a
-gradient; the others get None. `saved` are the declared values in the order of `saves`, None where no wanted gradient
-reads them; `residual` is whatever else backward needs. A backward never writes into `g`, because other code may use it,
-or into `saved` and `residual`, because the graph may be run again. Its results may be views, broadcast or read-only.
+gradient; other inputs get None. `saved` has the declared values in the order of `saves`; a value that no wanted
+gradient reads is None. `residual` is whatever else backward needs. A backward never writes into `g`, which other code
+may use, nor into `saved` and `residual`: the graph may run again. Its results may be views, broadcast or read-only.
 
 A kernel is an implementation of an op for one array module: array formulas, or functions that call C or CUDA code.
 """
@@ -42,7 +42,7 @@ class Op:
     view: the op changes no number, and the result may share the memory of the first input.
     derived: the residual has numbers that change with the inputs. Under create_graph the forward runs again, on
         recording arrays, or other ops with the same result run (`ddp._tensor.create_graph`).
-    reference_residual: for a device kernel whose backward takes no recording arrays: a function that takes xp and the
+    reference_residual: set for a device kernel whose backward takes no recording arrays. This function takes xp and the
         kernel's residual, and returns the residual of the reference.
     grad_out: True if the backward takes one more argument, `grad_outs`. For each input it holds None, or an array of
         the input's shape and dtype: backward may write the gradient into it and return it, so that a parameter's
@@ -91,7 +91,7 @@ class Op:
     ) -> None:
         """Attaches a forward and a backward for NumPy arrays. Only `ddp._native.register` calls it.
 
-        They pass a case that they cannot take to `reference`. backward: None keeps that of the reference.
+        For a case that they cannot take, they call `reference`. backward: None keeps the backward of the reference.
         """
         self.reference = copy.copy(self)
         self.reference.reference = self.reference.device_kernel = self.reference
@@ -113,8 +113,8 @@ class Op:
 
         Both take bfloat16 inputs, in any mix with the other dtypes of the op, compute in float32 and round once. In a
         case that they cannot take, they run the reference, or its `upcast` if an input is bfloat16.
-        grad_out: replaces that of the op; None keeps it. residual: `reference_residual`; None if the backward consists
-        of array formulas, which take recording arrays.
+        grad_out: the kernel's own value; None keeps the op's. residual: `reference_residual`; None if the backward
+        consists of array formulas, which take recording arrays.
         """
         kernel = self.device_kernel = copy.copy(self)
         kernel.forward = forward
@@ -134,7 +134,7 @@ class Op:
         return self._upcast
 
     def plan(self, needs: Needs) -> tuple[int | None, ...]:
-        """For each of `saves`: its position among the inputs (len(inputs) is the result), None if it is not read."""
+        """The position of each of `saves` in (*inputs, out); None for a value that no wanted gradient reads."""
         positions = self._plans.get(needs)
         if positions is None:
             names = (*self.inputs, "out")
@@ -154,7 +154,7 @@ class Op:
 class Upcast:
     """An op for bfloat16 arrays: forward and backward compute in float32, and round their results.
 
-    NumPy and CuPy can store bfloat16, but their loops over it are slow, and their products do not take it.
+    NumPy stores bfloat16, but its loops over it are slow, `matmul` returns float32, and `einsum` raises TypeError.
     """
 
     grad_out = False

@@ -23,10 +23,10 @@ def _places(xp: Any, window: Window) -> Array:
 
 @array_function
 def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
-    """The maximum of x in the window at each position, and its index in H * W (int32).
+    """The maximum of x in the window at each position, and its index (int32) in the flattened (H, W).
 
-    The index is that of the first of equal maxima, and of the last nan. A position that reads no element of x gets the
-    lowest number and the index -1.
+    Among equal maxima the first counts, among nans the last. A position that reads no element of x gets the lowest
+    number and the index -1.
     """
     lowest = -xp.inf if x.dtype.kind == "f" else xp.iinfo(x.dtype).min
     top = xp.full((*x.shape[:2], *window.out), lowest, x.dtype)
@@ -133,7 +133,7 @@ def _few(window: Window) -> bool:
 
 
 def _patches(window: Window) -> Iterator[tuple[Any, Any]]:
-    """Yields, for each position, its index and that of the pixels in its window. For windows without dilation."""
+    """Yields for each position its index, and the index of the pixels in its window. For windows without dilation."""
     for p, q in np.ndindex(window.out):
         seen = []
         for position, n, k, s, pad in zip(
@@ -225,7 +225,7 @@ def _resample(xp: Any, x: Array, axis: int, taps: list[Tap]) -> Array:
 
 
 def _resample_backward(xp: Any, g: Array, axis: int, taps: list[Tap], n: int) -> Array:
-    """dx[j] = sum over the taps, and the outputs that read j through them, of weight * g."""
+    """dx[j] = sum of weight[i] * g[i] over all taps, and over the outputs i with read[i] = j."""
     dx = None
     for read, weight in taps:
         start = np.searchsorted(read, np.arange(n))

@@ -29,7 +29,7 @@ from ddp.ops.shape import zeros_but
 
 @array_function
 def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
-    """Returns a @ b, which is written to `out` if that is given, except for float16 arrays of NumPy."""
+    """Returns a @ b, written to `out` if given. NumPy's float16 products are always in new memory."""
     # NumPy has no float16 kernel: its own loop is 250 times slower than float32.
     if a.dtype.char == "e":
         float32 = np.dtype("float32")
@@ -153,7 +153,7 @@ def merges_batches(xp: Any) -> bool:
 def contract(xp: Any, x: Array, of_x: Labels, y: Array, of_y: Labels, of_out: Labels) -> Array:
     """The product of x and y, summed over the labels that `of_out` lacks.
 
-    The labels within of_x, within of_y and within of_out are distinct. One that only x or y has must be in of_out.
+    No label occurs twice in of_x, in of_y or in of_out. A label that only x or only y has must be in of_out.
     """
     batch = [k for k in of_out if k in of_x and k in of_y]
     rows = [k for k in of_out if k in of_x and k not in of_y]

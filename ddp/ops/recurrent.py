@@ -215,8 +215,8 @@ def lstm_steps_backward(
 ) -> None:
     """Writes to da, (T, N, 4H), the gradients of the `gates` that `lstm_steps` was given.
 
-    w: (4H, P); step_gradients: (T, N, P), of hs[1:]; with w_hr, the gradients through later steps are added to them
-    gates: the activations; dh, dc: the gradients of the last states, which are replaced by those of the first states
+    w: (4H, P); step_gradients: (T, N, P), the gradients of hs[1:]; with w_hr, those through later steps are added
+    gates: the activations; dh, dc: the gradients of the last states, replaced by those of the initial states
     """
     size = cs.shape[2]
     i, f, u, o = (gates[..., n * size : (n + 1) * size] for n in range(4))
@@ -335,7 +335,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     activations = _in_order(gates, reverse)
     r, z, n = (activations[..., k * size : (k + 1) * size] for k in range(3))
-    # The factors of da, for all steps at once. The loop multiplies that of r by da_n, and those of z and n by dh.
+    # The factors of da, for all steps. The loop multiplies the factor of r by da_n, the factors of z and n by dh.
     de = xp.empty_like(gates)
     turned = _in_order(de, reverse)
     at_r, at_z, at_n = (turned[..., k * size : (k + 1) * size] for k in range(3))

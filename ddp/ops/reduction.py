@@ -76,7 +76,7 @@ def _mean_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any)
 mean = Op("mean", _mean, _mean_backward, inputs=("x",))
 
 
-# z = max x;  dx = g, shared equally by the elements that equal the maximum; by the nans if it is nan
+# z = max x;  dx = g, shared equally by the elements that equal z; if z is nan, by the nans
 def _amax(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     return x.max(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
 
@@ -92,7 +92,7 @@ def _extreme_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: A
 amax = Op("amax", _amax, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
-# z = min x;  dx = g, shared equally by the elements that equal the minimum; by the nans if it is nan
+# z = min x;  dx = g, shared equally by the elements that equal z; if z is nan, by the nans
 def _amin(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     return x.min(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
 
@@ -100,8 +100,8 @@ def _amin(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
 amin = Op("amin", _amin, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
-# z = the median: of an even number the lower of the middle two, nan if any is nan;  dx = g, shared equally by the
-# elements that equal z
+# z = the median (of an even count, the lower of the two in the middle), nan if an element is nan;  dx = g, shared
+# equally by the elements that equal z; if z is nan, by the nans
 def _median(xp: Any, x: Array) -> ForwardResult:
     flat = x.reshape(-1)
     out = xp.partition(flat, (flat.size - 1) // 2)[(flat.size - 1) // 2]
@@ -193,7 +193,7 @@ def standardize(xp: Any, x: Array, mean: Array, rstd: Array) -> Array:
 
 
 # z = sum (x - m)^2 / (n - c), m the mean of n elements, c the correction;  dx = 2*g*(x - m)/(n - c);
-# root: z is the square root of that;  dx = g*(x - m)/((n - c)*z), and 0 where z = 0, which has no derivative
+# root: z is the square root of that;  dx = g*(x - m)/((n - c)*z), and 0 where z = 0 (no derivative exists)
 def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: bool = False) -> ForwardResult:
     count = count_of(x.shape, dims)
     kept = tuple(i for i in range(x.ndim) if i not in dims)
@@ -205,8 +205,8 @@ def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: 
     ones = [1 if i in dims else n for i, n in enumerate(x.shape)]
     middle, out = (moment.reshape(ones) for moment in moments(xp, columns))
     freedom = max(count - correction, 0)
-    # Without degrees of freedom, the result is infinite if all values are finite and some of them differ. Otherwise,
-    # and so for a single value, it is nan.
+    # Without degrees of freedom, the result is infinite if all values are finite and some of them differ. Otherwise it
+    # is nan, for example for a single value.
     out = out * (count / freedom) if freedom else xp.where(out > 0, xp.inf, xp.nan)
     divisor = freedom / 2
     if root:
@@ -376,7 +376,7 @@ def argsort(xp: Any, x: Array, dim: int, descending: bool) -> Array:
     x = from_bfloat16(xp, x)
     if not descending:
         return xp.argsort(x, axis=dim, kind="stable")
-    # To reverse an ascending order would reverse equal elements, too. So the input is reversed as well.
+    # A reversed ascending order has equal elements in reverse, too. So the input is reversed before it is sorted.
     order = xp.flip(xp.argsort(xp.flip(x, dim), axis=dim, kind="stable"), dim)
     return x.shape[dim] - 1 - order
 
@@ -397,13 +397,13 @@ def extremes(xp: Any, x: Array, k: int, dim: int, largest: bool, ordered: bool) 
 
 
 def ranked(xp: Any, x: Array, k: int, dim: int) -> Array:
-    """The index of the k-th smallest element (k from 1) along `dim`, which keeps size 1."""
+    """The index of the k-th smallest element (k from 1) along `dim`. The result has size 1 along `dim`."""
     index = xp.argpartition(from_bfloat16(xp, x), k - 1, axis=dim)
     return index[along(dim, slice(k - 1, k))]
 
 
 def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> tuple[Array, Array | None, Array | None]:
-    """The sorted distinct elements, or slices along `dim`; for each one in `x`, its index among them; their counts.
+    """The sorted distinct elements of `x` (or slices along `dim`), the index of each element among them, their counts.
 
     The indices are None unless `inverse` is set, the counts unless `counts` is. Two nans are distinct.
     """
@@ -416,7 +416,7 @@ def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> t
 
 
 def runs(xp: Any, x: Array, dim: int | None) -> tuple[Array, Array, Array]:
-    """The runs of equal neighbours: the first element of each run, each element's run as an index, and the lengths."""
+    """The runs of equal neighbours: each run's first element, each element's run number, and each run's length."""
     rows = x.reshape(-1, 1) if dim is None else xp.moveaxis(x, dim, 0).reshape(x.shape[dim], -1)
     n = rows.shape[0]
     first = xp.ones(n, bool)
@@ -433,7 +433,7 @@ def runs(xp: Any, x: Array, dim: int | None) -> tuple[Array, Array, Array]:
 def searchsorted(xp: Any, rows: Array, x: Array, side: str) -> Array:
     """Where to insert each element of `x` into `rows`, which are sorted along the last axis.
 
-    rows: 1-d, for all of x, or with a row for each row of x
+    rows: one row (1-d), used for all of x; or as many rows as x has, each used for the same row of x
     """
     rows = from_bfloat16(xp, rows)
     x = from_bfloat16(xp, x)
@@ -449,7 +449,7 @@ def searchsorted(xp: Any, rows: Array, x: Array, side: str) -> Array:
 
 
 def bincount(xp: Any, x: Array, weights: Array | None, minlength: int) -> Array:
-    """How often each integer from 0 on occurs in x, or the sum of its weights."""
+    """How often each integer from 0 on occurs in x; with weights, the sum of the weights of these elements."""
     if not x.size:
         return xp.zeros(minlength, "int64" if weights is None else weights.dtype)
     return xp.bincount(x, weights=weights, minlength=minlength)

@@ -76,7 +76,7 @@ def _split(xp: Any, x: Array, dim: int, lengths: Ints) -> ForwardResult:
 
 @array_function
 def cut(xp: Any, x: Array, dim: int, lengths: Ints | None = None) -> list[Array]:
-    """Cuts x along `dim` into parts with these lengths. None: into the slices x[i] along `dim`, without that axis."""
+    """Cuts x along `dim` into parts with these lengths; without lengths, into the slices x[i], which lack this axis."""
     return [x[place] for place in _places_along(dim, lengths, x.shape[dim])]
 
 
@@ -140,7 +140,7 @@ def zeros_but(xp: Any, g: Array, shape: Ints, view: Callable[[Any, Array], Array
 
 @array_function
 def diagonal_of(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> Array:
-    """The diagonal of `x` over two of its axes as a last axis: a view that may be written to."""
+    """A view of `x` whose last axis is the diagonal over the axes dim0 and dim1. It may be written to."""
     rows = x.shape[dim0]
     columns = x.shape[dim1]
     length = max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)

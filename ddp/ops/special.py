@@ -35,7 +35,7 @@ def compute_erf(xp: Any, x: Array) -> Array:
 
 @array_function
 def compute_erfc(xp: Any, x: Array) -> Array:
-    """1 - erf(x), accurate also where it is small."""
+    """1 - erf(x), accurate even where this is small."""
     return _by_element(math.erfc, x)
 
 
@@ -124,7 +124,7 @@ _SECOND_DERIVATIVE = (5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6)
 
 
 def _reflect(xp: Any, x: Array) -> tuple[Array, Array, Array]:
-    """Returns x in float64; x or, where x <= 0, 1 - x (Euler's reflection formula); and the angle pi*(x - round(x))."""
+    """Returns three float64 arrays: x; x where x > 0, else 1 - x (Euler's reflection formula); pi*(x - round(x))."""
     y = x.astype("float64")
     return y, xp.where(y > 0, y, 1 - y), pi * (y - xp.rint(y))
 
@@ -132,8 +132,8 @@ def _reflect(xp: Any, x: Array) -> tuple[Array, Array, Array]:
 def compute_lgamma(xp: Any, x: Array) -> Array:
     """The logarithm of the absolute value of the gamma function."""
     y, z, angle = _reflect(xp, x)
-    # Below 3.5, at most two steps of the recurrence lead to a number within 1/2 of 2. The result may be near 0, so no
-    # larger numbers are added, which would cancel.
+    # Below 3.5, at most two steps of the recurrence lead to a number within 1/2 of 2. The result may be near 0: a sum
+    # of large numbers would lose its digits by cancellation.
     steps = xp.floor(2.5 - z)
     near = z - (2 - steps)
     small = near * (near * _horner(_ZETA, -near) + (1 - _EULER)) + xp.log(xp.where(steps < 0, z - 1, 1))

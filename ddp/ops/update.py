@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp.ops.arrays import Array, array_function
 
-# Elements that the array formulas process at a time: so few that a pass finds the result of the last one in cache.
+# How many elements a pass processes at a time: so few that the next pass finds the result in cache.
 TILE = 1 << 15
 
 

@@ -71,8 +71,8 @@ class SparseAdam(_TwoMoments):
     """Adam's update of the elements whose gradient is not 0; the others keep value and moments.
 
     m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * sqrt(c2)/c1 * m / (sqrt(v) + eps).
-    d = grad, or -grad to maximize;  c1, c2: as in `Adam`. Gradients are dense here, also with Embedding(sparse=True): a
-    warning about this is issued once.
+    d = grad, or -grad to maximize;  c1, c2: as in `Adam`. Gradients are dense here, even from Embedding(sparse=True): a
+    warning says so once.
 
     Raises: ArgumentError for an eps of 0, negative settings, or betas not in [0, 1).
     """
@@ -143,7 +143,7 @@ class AdamW(Adam):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            group["decoupled_weight_decay"] = True  # set even if the state dict is of Adam, which has False
+            group["decoupled_weight_decay"] = True  # a state dict of Adam may contain False
 
 
 class NAdam(_TwoMoments):

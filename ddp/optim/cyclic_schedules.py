@@ -140,7 +140,7 @@ class CyclicLR(_MomentumCycle):
 
     mode: "triangular": all cycles are alike; "triangular2": each is half as high as the one before; "exp_range":
     heights are multiplied by gamma^step
-    scale_fn: replaces mode: computes the factor of the height from the cycle's number (1, 2, ...) or, with
+    scale_fn: replaces mode. It computes the factor of the height from the cycle's number (1, 2, ...); with
     scale_mode="iterations", from the step
     cycle_momentum: whether the momentum falls from max_momentum to base_momentum while the rate rises, and rises back
     while the rate falls

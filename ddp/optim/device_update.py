@@ -1,9 +1,9 @@
 """The update of a parameter group on a GPU: two launches for all parameters of a dtype.
 
-The host never waits, and a step copies nothing to the device if no array was replaced since the last one: tables of
+The host never waits. A step copies nothing to the device if no array was replaced since the last step: tables of
 addresses are cached, steps are counted on the device, and settings are arguments of the launch. In a CUDA graph, or if
-the learning rate is a tensor on the GPU, settings are in device memory, and changed ones are copied there before the
-launch.
+the learning rate is a tensor on the GPU, settings are in device memory. Then changed settings are copied there before
+the launch.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Copies = list[tuple[Array, Array]]
 class Batch(NamedTuple):
     """The parameters of one dtype that have a gradient. scalars: memory for the scalars of the formula
 
-    before, after: copies to make before and after the update: of parameters with gaps in memory, and of gradients with
-    another layout or dtype than their parameter
+    before, after: the copies to make before and after the update. Copied are parameters with gaps in memory, and
+    gradients with another layout or dtype than their parameter
     """
 
     dtype: Any
@@ -147,7 +147,7 @@ class DeviceUpdate(GroupUpdate):
         return device_settings
 
     def _check_state(self, indices: Iterable[int]) -> None:
-        if capturing.now is None:  # for a graph, `update_device` does it before a launch, if `optimizer.state` is new
+        if capturing.now is None:  # for a graph, `update_device` checks before a launch if `optimizer.state` is new
             super()._check_state(indices)
         elif any(not self._states[index] for index in indices):
             raise self._state_in_capture()
@@ -175,7 +175,7 @@ class DeviceUpdate(GroupUpdate):
         graph = capturing.now
         arrays: list[Array | None] = [gradients.get(index) for index in range(len(self._params))]
         context = (array_table.stream_key(xp), formula)
-        last = self._plans.get(None)  # of the last step: compared by identity of the arrays, which is faster
+        last = self._plans.get(None)  # the last step's batches: comparing arrays by identity is faster
         if graph is None and last is not None and last[0] == context and last[1].are(arrays):
             return last[2]
         key = (context, *[None if g is None else (address(g), g.strides) for g in arrays])

@@ -5,8 +5,8 @@ A formula is a few lines of arithmetic. SGD with momentum:
     momentum_buffer = momentum_buffer * momentum + d
     p = p - momentum_buffer * lr
 
-`p`, `grad`, the states and every name that a line assigns are arrays. Every other name is a setting of the parameter
-group, or `step`, the count of updates including this one, or `mu_product`, the product of a factor over these updates.
+`p`, `grad`, the states and every name that a line assigns are arrays. `step` is the count of updates including this
+one, `mu_product` the product of a factor over these updates. Every other name is a setting of the parameter group.
 Parts without arrays (`1 - beta1`) are scalars: they are computed in double precision once a step, then rounded to the
 dtype of the arrays (float32 for 16 bits). Every operation on arrays is rounded by itself, in the order of the formula.
 So with the same scalars the result has the same bits on the CPU and on a GPU, in any memory layout. Only scalars with
@@ -24,7 +24,7 @@ from typing import Any
 
 from ddp.ops.update import Pass, Program
 
-# The binary operators of arrays: by class in `ast`, the name of the function in a `Pass`.
+# The binary operators of arrays. Key: the class in `ast`. Value: the name of the function in a `Pass`.
 _OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 # The functions of arrays that a formula may call.
 _ON_ARRAYS = ("sqrt", "sign", "maximum")
@@ -68,7 +68,7 @@ class Formula:
         self.scalars: list[str] = []
         self.device_lines: list[str] = []
         updated = ("p", *states)
-        # By name in the formula: the array that holds its value.
+        # Key: a name in the formula. Value: the array that holds its value.
         self._registers = {name: name for name in ("grad", *updated)}
         self._free: list[str] = []  # scratch arrays whose value is no longer needed
         assignments: list[Any] = [ast.parse(line).body[0] for line in lines]
@@ -115,7 +115,7 @@ class Formula:
     def _emit(self, node: Any, out: Any = None, reusable: str | None = None) -> Any:
         """Appends the passes of an expression. Returns: the array with its value, or the number of a scalar.
 
-        out: the array for the value; None: any. reusable: an array that the pass which reads it may overwrite
+        out: the array for the value; None: any array. reusable: an array; the pass that reads it may overwrite it
         """
         if isinstance(node, ast.Subscript):
             number: Any = node.slice

@@ -14,15 +14,15 @@ _device_of = attrgetter("_device")
 
 
 class FormulaOptimizer(Optimizer):
-    """An optimizer given by an elementwise formula, and the names of the states that the formula reads and writes.
+    """An optimizer defined by an elementwise formula. `states` names the states that the formula reads and writes.
 
     counted: each parameter's state has a "step" that counts its updates
     factor: an expression of settings and `step`; unless it is "1", each parameter's state has a "mu_product", the
         product of the expression's values over all updates, in float32 as in PyTorch
     eager: the first step creates the state of all parameters; otherwise a step creates the state of a parameter when it
         has its first gradient
-    found_inf: a float32 on the GPU that a GradScaler sets around a step: if it is not zero, kernels skip the step,
-        and the host does not notice
+    found_inf: a float32 on the GPU, which a GradScaler sets for a step. If it is not zero, the kernels skip the step.
+        The host does not read it
     """
 
     counted = True

@@ -1,9 +1,10 @@
 """The update of the parameters of a group by the optimizer's formula.
 
 On the CPU, one call of `run_program` updates all parameters of a dtype, if they have the same count of updates or if
-the formula does not read `step`. A parameter takes a call of its own if it has 16 bits, or if it, its gradient and its
-states are not all C-contiguous and of the same dtype. The optimizer's `state` has a dict for each parameter. If other
-code replaces a gradient's buffer, a parameter's array or a state, the next step uses the new one.
+the formula does not read `step`. A 16-bit parameter takes a call of its own. So does a parameter if one of the arrays
+(its own, its gradient, its states) is not C-contiguous, or their dtypes differ. The optimizer's `state` has a dict for
+each parameter. If other code replaces a gradient's buffer, a parameter's array or a state, the next step uses the new
+one.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class GroupUpdate:
         self._params: list[Tensor] = []
         self._arrays: list[Array] = []  # of the parameters
         self._states: list[dict[str, Array]] = []  # of each parameter, by name
-        # (n, 2): for each parameter the count of its updates, and the product of the optimizer's factor over them. Kept
-        # also for optimizers without a "step" in the state: SGD's dampening begins with the second update.
+        # (n, 2): for each parameter the count of its updates, and the product of the optimizer's factor over these. SGD
+        # has no "step" in its state, but needs the count: its dampening begins with the second update.
         self._steps: Array = np.zeros((0, 2), np.float32)
         # Prepared updates of several parameters at once. On the CPU, the key is the tuple of the parameters' indices.
         self._plans: dict[Any, Any] = {}
@@ -73,8 +74,8 @@ class GroupUpdate:
 
     def _update(self, formula: Formula, gradients: dict[int, Array]) -> None:
         """Updates the parameters whose indices are in `gradients`."""
-        # The indices of the parameters, by their row of `_steps` before this update: (count of updates, product of the
-        # optimizer's factor over them). If the formula does not read `step`, all parameters are in one batch.
+        # Key: a row of `_steps` before this update, (count of updates, product of the optimizer's factor over them).
+        # Value: the indices of the parameters with this row. If the formula does not read `step`, there is one batch.
         batches: dict[tuple[float, float], list[int]] = {(0.0, 1.0): [*gradients]}
         if formula.counts:
             steps = self._steps.tolist()
@@ -100,7 +101,7 @@ class GroupUpdate:
             plan.run(formula.program, formula.evaluate(count + 1, *values, product))
 
     def _check_params(self, params: Sequence[Tensor]) -> None:
-        """Starts anew if the parameters changed. If a parameter's array was replaced, its state is imported again."""
+        """Resets all states and counts if `params` changed, and a parameter's states if its array was replaced."""
         if len(params) != len(self._params) or not all(map(is_, params, self._params)):
             self._set_params(params)
         for index, p in enumerate(params):

@@ -1,5 +1,5 @@
-"""Learning-rate schedules, under PyTorch's names. A schedule is made for an optimizer, and its `step` is called after
-the optimizer's.
+"""Learning-rate schedules, under PyTorch's names. A schedule is made for one optimizer. Call `step` of the schedule
+after `step` of the optimizer.
 
 A new schedule is a subclass of `LRScheduler` with `get_lr`. Source of the cosine: Loshchilov & Hutter 2017,
 arXiv:1608.03983.
@@ -177,7 +177,7 @@ class MultiplicativeLR(_FunctionLR):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """eta_min + (base - eta_min) * (1 + cos(pi*epoch/T_max))/2: falls for T_max epochs, rises for T_max, and so on.
+    """The rate is eta_min + (base - eta_min) * (1 + cos(pi*epoch/T_max))/2. It falls and rises, each for T_max epochs.
 
     Raises: ArgumentError for a T_max of 0.
     """
@@ -232,7 +232,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
 
     def step(self, epoch: float | None = None) -> None:  # fractions, as in PyTorch
-        """Goes on to the next epoch, or to `epoch`, which may be a fraction. Raises: ArgumentError if it is below 0."""
+        """Goes on to the next epoch, or to `epoch`, maybe a fraction. Raises: ArgumentError for a negative `epoch`."""
         if epoch is None and self.last_epoch >= 0:
             epoch = self.last_epoch + 1
             self.T_cur += 1
@@ -259,11 +259,11 @@ class ReduceLROnPlateau(LRScheduler):
     """Multiplies the rate by `factor` when the metric has not improved for more than `patience` epochs.
 
     mode: "min" if a smaller metric is better, "max" if a larger one is
-    threshold: an improvement is larger than this fraction of the best value so far, or with threshold_mode="abs" larger
-    than this number
+    threshold: the least improvement that counts: a fraction of the best value so far, or with threshold_mode="abs" a
+    number
     cooldown: epochs after a reduction that do not count as epochs without improvement
     min_lr: the lowest rate: a number, or one for each group
-    eps: a change of the rate is made only if it is larger than this
+    eps: the rate is left as it is if it would change by at most this
 
     Raises: ArgumentError for a factor of 1 or more, unknown modes, or a list min_lr that does not fit the groups.
     """
@@ -363,9 +363,9 @@ class _Composed(LRScheduler):
 
 
 class SequentialLR(_Composed):
-    """Uses `schedulers` one after another, each from its own beginning.
+    """Uses `schedulers` one after another. Each begins at its own epoch 0.
 
-    milestones: the epochs at which the second and later schedules begin, one fewer than schedulers
+    milestones: the epochs at which the second and later schedules begin
 
     Raises: ArgumentError for another number of milestones, no schedules, or schedules of different optimizers;
     DtypeError for a ReduceLROnPlateau, or an object that is not a schedule.
@@ -379,8 +379,8 @@ class SequentialLR(_Composed):
             raise ArgumentError(f"SequentialLR: {len(milestones)} milestones between {len(schedulers)} schedules")
         self._milestones = milestones
         self.last_epoch = last_epoch + 1
-        # Each schedule did its first step when it was made. These steps are undone, and the current schedule's is
-        # repeated.
+        # Each schedule did its first step when it was made. These steps are undone. Then the current schedule repeats
+        # its first step.
         for group in optimizer.param_groups:
             set_lr(group, group["initial_lr"])
         self._undo()

@@ -52,8 +52,8 @@ class Optimizer:
         self._before: list[Callable[..., Any]] = []
         self._after: list[Callable[..., Any]] = []
         self._stepped = self._stepping = False
-        # A copy of the settings that load_state_dict has set, because schedules change the settings. Empty until the
-        # first schedule after load_state_dict is made. None: there was no load_state_dict, or a step was made after it.
+        # A copy of the settings that load_state_dict has set, because schedules change the settings. load_state_dict
+        # makes it an empty list, the next new schedule fills it, and a step sets it to None.
         self._loaded_settings: list[Group] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Optimizer:
         self.param_groups.append(group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Sets the gradients of all parameters to None; without `set_to_none`, existing ones to zeros."""
+        """Sets the gradients of all parameters to None; with set_to_none=False, sets existing gradients to zeros."""
         for group in self.param_groups:
             for p in group["params"]:
                 clear_grad(p, set_to_none)
@@ -107,7 +107,7 @@ class Optimizer:
         raise NotImplementedError(f"{type(self).__name__} defines no step()")
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Calls hook(optimizer, args, kwargs) before each step. It may return new (args, kwargs) for the step."""
+        """Calls hook(optimizer, args, kwargs) before each step. The hook may return new (args, kwargs) for it."""
         self._before.append(hook)
         return RemovableHandle(self._before, hook)
 
@@ -154,7 +154,7 @@ class Optimizer:
     def _groups_in_own_order(self, state_dict: dict[str, Any]) -> list[Group]:
         """Sorts the groups of a state dict, and the parameters in each group, in the order of this optimizer.
 
-        Raises: StateDictError if the parameters' names (without names, their numbers in the groups) differ, or if
+        Raises: StateDictError if the parameters' names differ (without names: if the groups' sizes differ), or if
         `state_dict` is not the state dict of an optimizer.
         """
         _check_form(type(self).__name__, state_dict)
@@ -187,7 +187,7 @@ class Optimizer:
 
 
 def _check_form(optimizer: str, state_dict: Any) -> None:
-    """Raises: StateDictError if "state" or "param_groups" is missing, or does not have the form of an optimizer's."""
+    """Checks an optimizer's state dict. Raises: StateDictError if an entry is missing or of a wrong type."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         given = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
         raise StateDictError(f"{optimizer}: expected 'state' and 'param_groups', got {given!r:.80}")
@@ -235,8 +235,8 @@ def groups_by_name(own: Sequence[Sequence[str]], groups: Sequence[Group]) -> lis
 
     own: the names of the parameters in each group
 
-    Ignores "module", which DataParallel adds to names. Returns: the sorted groups; None if the groups have other names,
-    or if names that are not unique have another order.
+    Ignores "module", which DataParallel adds to names. Returns: the sorted groups; None if the groups have other names.
+    Names that are not unique must be in the order of `own`, else the result is None, too.
     """
     if own == [group["param_names"] for group in groups]:
         return list(groups)

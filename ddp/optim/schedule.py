@@ -17,7 +17,7 @@ from ddp.optim.optimizer import Group, Optimizer, number
 # The settings of a parameter group that `LRScheduler.load_state_dict` restores, because making a schedule changes them.
 _SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum"}
 
-# The attributes of schedules that hold functions and other schedules. A state dict contains only the state of these.
+# The attributes of schedules that hold functions or schedules. A state dict contains the states of these objects.
 _STATEFUL = {"lr_lambdas", "_scale_fn_custom", "_schedulers"}
 
 
@@ -130,10 +130,10 @@ class LRScheduler:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a result of `state_dict`. Functions and other schedules are kept, and get their saved state.
+        """Loads a result of `state_dict`. Keeps the functions and schedules that this one has, and loads their states.
 
-        The optimizer's state dict may be loaded before or after this, also before this schedule is made. Making a
-        schedule sets the first rates; this call restores the rates and momenta that the optimizer had loaded.
+        The optimizer's state dict may be loaded before or after this call, and even before this schedule is made.
+        Making a schedule sets the first rates. This call restores the rates and momenta that the optimizer had loaded.
 
         Raises: StateDictError if `state_dict` is not a dict, or has the state of another number of functions or
         schedules; then nothing has changed.
@@ -152,7 +152,7 @@ class LRScheduler:
 
 
 def _state_of(value: Any) -> Any:
-    """The state of a function or schedule, or the states of those in a list; None for a plain function."""
+    """The state of a schedule or a callable object; None for a plain function. For a list: the list of the states."""
     if isinstance(value, list):
         return [_state_of(item) for item in value]
     if isinstance(value, LRScheduler):
@@ -181,8 +181,8 @@ def _load_state(value: Any, state: Any) -> None:
         vars(value).update(state)
 
 
-# By id of a learning-rate tensor on a GPU: a weak reference to it, its version and its value. Reading the value from
-# here does not wait for the GPU.
+# Key: the id of a learning-rate tensor on a GPU. Value: a weak reference to it, its version and its value. Reading the
+# value here does not wait for the GPU.
 _gpu_rates: dict[int, tuple[Any, int, float]] = {}
 
 

@@ -8,7 +8,7 @@ from ddp.optim.optimizer import Group, Params, settings_of
 
 
 class SGD(FormulaOptimizer):
-    """d = grad + weight_decay*p;  v = momentum*v + (1 - dampening)*d, at first v = d;  p -= lr*v.
+    """d = grad + weight_decay*p;  v = momentum*v + (1 - dampening)*d (v = d at first and if momentum=0);  p -= lr*v.
 
     With nesterov, p -= lr*(d + momentum*v). A parameter whose grad is None is not touched. maximize: -grad replaces
     grad. foreach and fused change nothing: one call always updates many parameters.

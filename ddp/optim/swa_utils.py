@@ -44,7 +44,7 @@ def _mean(average: Any, model: Any, count: Any) -> Any:
 
 
 class AveragedModel(Module):
-    """A copy of a model whose parameters are averages over the calls of `update_parameters`: means by default.
+    """A copy of a model. Its parameters are averages over the calls of `update_parameters`, by default means.
 
     model: the model; if it is a DataParallel, its module is copied. device: where the copy is; None: where the model
     is. avg_fn: (average, parameter, n_averaged) -> new average; or multi_avg_fn: (averages, parameters, n_averaged),
@@ -92,7 +92,7 @@ class AveragedModel(Module):
 def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
     """Resets the running statistics of batch norm, and computes them as means over all batches of `loader`.
 
-    loader: gives inputs of the model, or tuples or lists that begin with one. device: inputs are moved to it
+    loader: gives inputs of the model, or tuples or lists whose first item is an input. device: of the inputs
     """
     momenta = {module: module.momentum for module in model.modules() if isinstance(module, BatchNorm)}
     training = model.training

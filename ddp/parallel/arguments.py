@@ -27,7 +27,7 @@ IGNORED = {
 def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None, int]:
     """Returns the maximum bytes of (a bucket, the first bucket).
 
-    The former is None for "auto", otherwise at least the latter.
+    The first number is None for "auto". Otherwise it is at least the second.
 
     Raises: ArgumentError unless both arguments are finite and above 0; bucket_cap_mb may also be "auto".
     """
@@ -75,7 +75,7 @@ def weight_of(weight: Any) -> float:
 
 
 def warn_of(ignored: Mapping[str, Any], stacklevel: int) -> None:
-    """Warns, in one warning, of the arguments that have no effect here, unless they are None or False.
+    """Gives one warning for all arguments that have no effect here. Arguments that are None or False do not count.
 
     Raises: TypeError for an argument that is not in `IGNORED`.
     """

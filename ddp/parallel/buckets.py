@@ -77,7 +77,7 @@ class BucketAssignment:
         return [sum(self.parameters[gradient] in reached for gradient in members) for members in self.buckets.members]
 
     def exclude(self, excluded: Collection[int]) -> None:
-        """Moves these parameters' gradients out of the buckets into memory of their own, and the others back in."""
+        """Moves these parameters' gradients out of the buckets to memory of their own. Moves all others back in."""
         for gradient, index in enumerate(self.parameters):
             grad_buffer = self._leaves[index].grad_buffer
             if index in excluded:
@@ -86,7 +86,7 @@ class BucketAssignment:
                 grad_buffer.bind(self.buckets.memory.views[gradient])
 
     def include(self, index: int) -> None:
-        """Called when other ranks used an excluded parameter. The mean in its bucket becomes its gradient."""
+        """Makes the mean in its bucket the gradient of an excluded parameter that other ranks have used."""
         if self.bucket_of[index] is not None:
             grad_buffer = self._leaves[index].grad_buffer
             grad_buffer.clear()

@@ -122,15 +122,15 @@ class SkippedBackwards:
         self.count = 0  # how many backwards this rank has skipped since ranks last compared the counts
 
     def add_forward(self, result: Any) -> None:
-        """Called when a forward in training, outside of `no_sync()`, has returned `result`."""
+        """Remembers the graph of `result`, which a forward in training, outside of `no_sync()`, returned."""
         nodes = WeakSet(_nodes(result))
         if nodes:
             self._graphs.append(nodes)
 
     def begin_backward(self) -> None:
-        """Called when a backward begins, synchronized or not. Counts the forwards whose graphs were dropped.
+        """Counts the forwards whose graphs were dropped, except the last forward.
 
-        The last forward does not count.
+        Called when a backward begins, synchronized or not.
         """
         self.count += sum(not nodes for nodes in self._graphs[:-1])
         self._graphs.clear()
@@ -171,7 +171,7 @@ class FiniteCheck:
 
     Each gradient is checked before it is reduced; on a GPU the host waits for it. One small call at the end of a
     backward compares what the ranks have found.
-    bad: the first parameter with infinity or NaN on this rank, in this backward; with micro_batches, in this step
+    bad: this rank's first parameter with infinity or NaN in its gradient, in this backward (micro_batches: this step)
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -186,7 +186,7 @@ class FiniteCheck:
     def compare(self, step: int) -> None:
         """Compares what the ranks have found. Collective.
 
-        Raises: ParallelError on every rank, with the first such parameter of each rank.
+        Raises: ParallelError on every rank if a rank has found infinity or NaN, with each rank's first parameter.
         """
         names = enumerate(self._comm.all_gather_object(self.bad))
         bad = [f"{name} on rank {rank}" for rank, name in names if name is not None]
@@ -214,7 +214,7 @@ class ConsistencyCheck:
         self._names = names
         self._tensors = tensors
         self._every = every
-        self._sums: Any = None  # a sum for each parameter, on its device, that was not sent yet
+        self._sums: Any = None  # the checksum that was not sent yet: a sum for each parameter, on its device
         self._compared: np.ndarray[Any, Any] = np.zeros(0, np.uint64)  # the sums of the checksum that was sent last
         self._taken = 0  # the step at which the compared checksums were taken (this rank's may be missing: `forget`)
         self._due = 0  # the step at which a checksum was last due
@@ -273,9 +273,9 @@ def describe_drift(names: Sequence[str], table: np.ndarray[Any, Any], ranks: Seq
 
 
 def bit_sum(array: Array, xp: Any) -> Array:
-    """() uint64: the sum modulo 2^64 of an array's 64-bit words, and of the single bytes after the last whole word.
+    """Adds up an array's 64-bit words, and the single bytes after the last whole word, modulo 2^64.
 
-    A single flipped bit changes the sum.
+    Returns: () uint64. A single flipped bit changes the sum.
     """
     flat = xp.array(array, order="C").reshape(-1).view(xp.uint8)  # a copy, because a GPU cannot read unaligned numbers
     whole = flat.size // 8 * 8

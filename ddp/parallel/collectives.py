@@ -119,7 +119,7 @@ class _CollectiveBackward:
         return (dx.array if needs[0] else None,)
 
     def record_backward(self, node: Node, g: Tensor | None, needs: Sequence[bool]) -> Sequence[Tensor]:
-        """The gradient as a tensor. All ranks record its collective, even if they do not need this gradient."""
+        """The gradient as a tensor. All ranks record its computation, even if they do not need the gradient."""
         adjoint, zeros = node.residual
         return (adjoint(tied(node, zeros.array, g)),)
 
@@ -144,8 +144,8 @@ _LINEAR = (ReduceOp.SUM, ReduceOp.MEAN)
 def all_reduce(x: Tensor, op: ReduceOp | str = "sum", comm: Communicator | None = None) -> Tensor:
     """The reduction of all ranks' x, on every rank.
 
-    x: (...), the same shape and dtype on every rank; op: sum, mean; under `no_grad`, or if no rank's x requires grad,
-    also max, min, prod
+    x: (...), the same shape and dtype on every rank
+    op: sum or mean; max, min and prod only under `no_grad`, or if no rank's x requires grad
     Returns: (...), a new tensor
     Raises: GraphError on every rank if x requires grad on one of them and op has no gradient, except under `no_grad`;
     DtypeError if x is not a tensor; what `Communicator.all_reduce` raises.

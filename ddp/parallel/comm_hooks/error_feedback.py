@@ -53,9 +53,9 @@ def add_residual(residuals: dict[str, Array], name: str, gradient: Array, scale:
 
 
 def working_dtype(gradient: Array) -> Any:
-    """The dtype in which a gradient is compressed: its own, but float32 for 16 bits.
+    """The dtype in which a gradient is compressed: float32 for a 16-bit gradient, else the gradient's dtype.
 
-    Raises: DtypeError if it is not real.
+    Raises: DtypeError for a complex gradient.
     """
     if gradient.dtype.kind == "c":
         raise DtypeError(f"only real gradients are compressed, these are {gradient.dtype}")
@@ -68,7 +68,7 @@ def tensors(state: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def check_keys(hook: str, state: Any, keys: Sequence[str]) -> None:
-    """Raises: StateDictError unless the state of a hook is a dict with just these keys."""
+    """Checks that the state of a hook is a dict with just these keys. Raises: StateDictError if not."""
     if not isinstance(state, Mapping) or set(state) != set(keys):
         given = list(state) if isinstance(state, Mapping) else state
         raise StateDictError(f"{hook}: expected a dict of {', '.join(keys)}, got {given!r:.60}")

@@ -37,7 +37,7 @@ from ddp.parallel.exchange import Exchange, Times
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
-# The exchange that uses each hook with state, by the hook's id; the exchange holds the hook, so ids stay unique.
+# Key: the id of a hook with state. Value: the exchange that uses it, which keeps the hook alive: ids stay unique.
 _users: WeakValueDictionary[int, HookExchange] = WeakValueDictionary()
 # Never held during a collective: ranks may be threads of this process, and would wait for each other.
 _lock = threading.Lock()
@@ -154,7 +154,7 @@ class HookExchange(Exchange):
         return [(launched, self._done[index]) for index, launched in enumerate(self._launched)]
 
     def _pipeline(self) -> Iterator[tuple[int, Any]]:
-        """Runs the hook on all buckets. To wait, yields (bucket, Work), or (bucket, None) if it is not full."""
+        """Runs the hook on all buckets. To wait, yields (bucket, Work); (bucket, None) if the bucket is not full."""
         self._control.wait()
         self._used = dict(zip(self._names, self._control.used(), strict=True))
         runs: dict[int, tuple[Steps, Work[Any] | None]] = {}  # by bucket: its run, and the Work that it waits for

@@ -155,7 +155,7 @@ class PowerSGD:
         self.steps = int(steps)
 
     def _query(self, name: str, matrix: Array, rank: int) -> Array:
-        """(columns, rank) the Q with which the step begins: the last Q, or random numbers, equal on all ranks."""
+        """The Q (columns, rank) with which the step begins: the last Q, or random numbers that all ranks draw alike."""
         shape = (matrix.shape[1], rank)
         known = self._queries.get(name)
         if known is None or known.shape != shape:  # no Q yet, or one of another shape
