@@ -52,7 +52,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def value(what: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Makes an argument's `type` for argparse: calls `parse`; if that raises ValueError, the message names `what`."""
+    """Returns an argument's `type` for argparse. It calls `parse`. For a ValueError, the message names `what`."""
 
     def convert(text: str) -> Any:
         try:

@@ -32,7 +32,7 @@ _NO_OPTIONS = ("config", "version", "help", "resize", "job")
 
 
 def load(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Reads a job file. Returns: its options by name, also `script` if the file has it; and the script's arguments.
+    """Reads a job file. Returns: its options by name, with `script` if the file has it; and the script's arguments.
 
     Raises: UsageError if the file cannot be read, or has an invalid key or value; the message names the file.
     """

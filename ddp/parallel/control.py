@@ -90,7 +90,7 @@ class ControlMessage:
         weight: None: no weight was given, which counts as 1
         used: (parameters,) whether this rank used each; requests: (REQUEST_KINDS,) whether this rank makes each
         checksum: of the parameters, a whole number below 2^53; timestamps: (width,) of the last step
-        joined: this rank is out of data; its weight counts if the other ranks give none
+        joined: this rank is out of data; its weight counts only if no rank with data gives a weight
         skipped: backwards that this rank skipped since the last message
         micro_batches: (the micro-batches of this rank, the weight of each). With them the mean is over these weights,
         and `weight` only says whether weights were given

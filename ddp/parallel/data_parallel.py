@@ -49,8 +49,8 @@ class DataParallel(Module):
     gradients may depend on the plan
     check_every: compare the ranks' parameters every so many steps; 0: never; check_finite: infinity and NaN in a
     gradient raise an error that names the rank, at the cost of a pass over the gradients and a small call
-    micro_batches: the number of micro-batches in a step, on all ranks together; then no bit depends on the number of
-    ranks, see below. None: each rank computes one batch
+    micro_batches: the number of micro-batches in a step, on all ranks together. The results are then the same, bit for
+    bit, on any number of ranks; see below. None: each rank computes one batch
     ignored: arguments of PyTorch's DistributedDataParallel that have no effect here, such as device_ids
 
     Call it like the module. `loss.backward()` averages over ranks; `model.backward(loss_sum, weight=n)` divides the sum
@@ -211,8 +211,8 @@ class DataParallel(Module):
     def load_plan_state(self, state: Mapping[str, Any]) -> None:
         """Continues with the plan in this state. Collective.
 
-        On as many ranks as in the saved run, sums are then the same as there, to the last bit. Call it between steps.
-        Gradients are kept, as with every change of plan.
+        With as many ranks as in the saved run, sums then equal those of that run, to the last bit. Call it between
+        steps. Gradients are kept, as with every change of plan.
 
         Raises: ParallelError if the state is not a `plan_state()`, its plan does not fit the parameters, or it has
         another number of micro-batches; then nothing has changed. Also after `close`.
@@ -241,8 +241,8 @@ class DataParallel(Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module. In training, except under `no_grad`, first broadcasts the buffers, if they are due.
 
-        Raises: ParallelError if the module has got a parameter since it was wrapped, after `close`, or with
-        micro_batches if the module changes a buffer other than BatchNorm's.
+        Raises: ParallelError after `close`, if a parameter was added to the module after it was wrapped, or, with
+        micro_batches, if the module changes a buffer other than BatchNorm's.
         """
         self.check_open()
         self._parameters_check.check()
@@ -326,8 +326,8 @@ class DataParallel(Module):
         optimizers: their state is broadcast at the end, too, because a rank out of data makes no optimizer steps
 
         Raises: ParallelError for a model with micro_batches or a ZeroOptimizer, inside another `join`, and after
-        `close`; EarlyStop, a ParallelError, with throw_on_early_termination; DtypeError unless `optimizers` holds
-        optimizers.
+        `close`; EarlyStop, a ParallelError, with throw_on_early_termination; DtypeError if `optimizers` is not an
+        iterable of optimizers.
         """
         self.check_open()
         checked_optimizers = join.checked(optimizers)
@@ -416,14 +416,14 @@ class DataParallel(Module):
         return wrapper
 
     def _before_backward(self) -> None:
-        """Called before a synchronized backward launches anything."""
+        """Broadcasts the buffers if they are due, and announces the backward. Runs before anything is launched."""
         # Other ranks have begun the broadcast in their forward. This rank had no forward, as for an empty batch.
         if self._buffers_due():
             self._sync_buffers(self._announce(join.FORWARD))
         self._announce(join.BACKWARD)
 
     def _announce(self, call: str) -> int:
-        """Announces to the ranks in `join` which call follows. Returns the lowest rank with data, without `join` 0."""
+        """Announces the next call to the ranks in `join`. Returns the lowest rank with data; 0 outside `join`."""
         if self.joining is None:
             return 0
         self.joining.announce(call)

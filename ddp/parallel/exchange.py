@@ -51,7 +51,7 @@ class Exchange:
         raise NotImplementedError
 
     def poll(self) -> None:
-        """Called whenever a gradient is complete. Reductions of several steps continue here, without waiting."""
+        """Called whenever a gradient is complete. Reductions of several collectives continue here, without waiting."""
 
     def finish(self) -> None:
         """Waits until every bucket is reduced. Raises: the error of the first bucket that failed, with its name."""

@@ -1,8 +1,8 @@
 """The state of a model's gradients between two backwards: empty, accumulated on this rank, or a mean over ranks.
 
-`WeightSum` holds the sum of the weights of this rank's accumulated backwards, which is its part of the divisor of the
-mean. `GradientState` holds the state of each gradient. A weight belongs to the backward that runs, not to a model: if
-one backward passes through two wrapped models, both count it.
+`WeightSum` holds the sum of the weights of this rank's accumulated backwards. The mean is divided by the total of these
+sums over all ranks. `GradientState` holds the state of each gradient. A weight belongs to the backward that runs, not
+to a model: if one backward passes through two wrapped models, both count it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ddp._engine.grad_buffer import EMPTY, FULL
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 
-# Its attribute `weight` is the weight of the backward that runs in this thread, None without a weight.
+# `_current.weight` is the weight of the backward that runs in this thread. It is None or missing without a weight.
 _current = threading.local()
 
 
@@ -101,7 +101,7 @@ class GradientState:
         self._reduced = list(snapshot[1])
 
     def begin(self, reached: set[int]) -> None:
-        """Called when a backward starts that will reach these parameters."""
+        """Starts a backward that will reach these parameters. Finds the means that it does not reduce again."""
         for index, leaf in enumerate(self._leaves):
             if leaf.grad_buffer.state is not FULL:
                 self._reduced[index] = False
@@ -138,12 +138,12 @@ class GradientState:
             )
 
     def first_mean(self) -> int | None:
-        """The first parameter whose gradient is a mean that this backward would add to or reduce again; or None."""
+        """Index of the first parameter whose mean this backward would add to or reduce again. None if there is none."""
         means = (index for index, reduced in enumerate(self._reduced) if reduced and index not in self.excluded)
         return next(means, None)
 
     def end(self, index: int, by_any: bool) -> None:
-        """Called for each parameter when a synchronized backward has ended.
+        """Records that a parameter's grad_buffer holds a mean, or nothing, after a synchronized backward.
 
         by_any: whether any rank had a gradient; if so, the grad_buffer's memory holds the mean, or under a
         ZeroOptimizer this rank's sum

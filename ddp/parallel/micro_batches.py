@@ -136,9 +136,9 @@ class TreeExchange(HookExchange):
         self._free = [[] for _ in buckets.members]
 
     def add(self, bucket: int, number: int) -> Subtree:
-        """Called when a bucket holds the gradients of micro-batch `number`.
+        """Called when a bucket holds the gradients of micro-batch `number`. Adds kept sums to the bucket.
 
-        Adds the last kept sum to the bucket as long as the two are halves of a larger subtree.
+        While the last kept sum and the bucket are the two halves of a larger subtree, that sum is added to the bucket.
 
         Returns: the largest subtree that is complete now; its sum is in the bucket
         """
@@ -301,7 +301,7 @@ class MicroBatches:
         return self.number != self.own[0]
 
     def begin_backward(self) -> None:
-        """Called before a backward. Batch norms that a checkpoint runs again in it only record their statistics."""
+        """Called before a backward. If a checkpoint recomputes a batch norm there, it only records its statistics."""
         self._outer = deferred.records
         deferred.records = self._records
 
@@ -350,7 +350,7 @@ class MicroBatches:
         return result
 
     def advance(self, used: set[int], weight: float | None) -> None:
-        """Called before the backward that completes a micro-batch.
+        """Records what a micro-batch uses and its weight. Called before the backward that completes it.
 
         used: the parameters that this backward uses; weight: of the micro-batch, or None
 

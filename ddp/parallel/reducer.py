@@ -48,8 +48,8 @@ from ddp.parallel.stats import Timeline
 from ddp.parallel.step_trace import Step
 
 # Numbers reducers in the order in which they are made, which is the same on all ranks. A backward through several
-# models begins and ends their reductions in this order: reductions wait for the other ranks, where the graph may
-# reach the models in another order.
+# models begins and ends their reductions in this order. A reduction waits for the other ranks, whose graphs may reach
+# the models in another order.
 _reducer_numbers = itertools.count()
 
 
@@ -138,8 +138,8 @@ class Reducer:
         If the backward reduces, sends the control message, and launches the buckets of the plan before the first one
         with a parameter that the backward reaches.
 
-        Raises: ParallelError if an earlier backward failed half-way or still runs, or as `GradientState.add_weight`,
-        `GraphReplays.begin`, `_begin_micro_batch` and the functions in `before`.
+        Raises: ParallelError if an earlier backward failed half-way or still runs; also what is raised by
+        `GradientState.add_weight`, `GraphReplays.begin`, `_begin_micro_batch` and the functions in `before`.
         """
         self.check_usable()
         self.running = self._reached = True
@@ -245,7 +245,7 @@ class Reducer:
         """Called when backward raised.
 
         Unless all buckets were reduced already, restores the weights and flags in `gradients`, not the grad_buffers.
-        With micro_batches, gradients that this backward has begun are dropped, so that it can be repeated.
+        With micro_batches, clears the grad_buffers that were empty before, so that the backward can be repeated.
 
         If collectives were launched, the ranks no longer agree, and the model is marked as broken. It is not marked in
         a capture, on a single rank without micro_batches, or after an error of `_check`, which every rank raises.
@@ -335,7 +335,7 @@ class Reducer:
             self.end()
 
     def load_plan_state(self, state: Mapping[str, Any]) -> None:
-        """Continues with a `planner.state()`. Collective. Raises: ParallelError if its plan does not fit the model."""
+        """Restores a result of `planner.state()`. Collective. Raises: ParallelError if the plan does not fit."""
         before = self.planner.plan
         plan = self.planner.restore(state)
         if self.tree is not None:

@@ -59,11 +59,11 @@ _PARTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class BucketStats:
-    """One bucket. names: of its parameters; mib: its size in MiB.
+    """The statistics of one bucket. names: of its parameters; mib: its size in MiB.
 
     ready, launched, done: milliseconds after backward began, mean over the steps
-    exposed: milliseconds that backward waited for this bucket, after it had computed everything and the buckets before
-    this one were reduced, mean over the steps
+    exposed: milliseconds of waiting for this bucket, mean over the steps. The wait begins when backward has computed
+    everything and the buckets before this one are reduced
 
     If the exchange does not record times, launched, done and exposed are None.
     """
@@ -98,7 +98,7 @@ class Stats:
     """The steps of one period, on one rank. Times are host times in milliseconds, means over the steps.
 
     rank, size: this rank, and the number of ranks; steps: how many synchronized backwards are counted, at most 1,000
-    step: from the end of one backward to the end of the next; None, as `other` is, before there are two steps
+    step: from the end of one backward to the end of the next. `step` and `other` are None with fewer than two steps
     forward: the last forward before each backward; None if the model was not called
     backward: from its begin until its last node has run
     communication: time in which some bucket was launched and not yet reduced: it was being sent, or waited for a rank
@@ -204,9 +204,9 @@ class ClockOffsets:
     """The differences between the ranks' clocks and rank 0's, measured by the control messages.
 
     All processes of a node share the clock `time.monotonic_ns()`, which began when the node was started. An all-reduce
-    ends at nearly the same moment everywhere, so the offset of a node is the median, over the last 64 control messages,
-    of (done on this node - done on rank 0's node), where the first rank that is done counts for its node. Accuracy: the
-    difference in how soon ranks notice the end of a message, a few tenths of a millisecond over TCP.
+    ends at nearly the same moment everywhere. So the offset of a node is the median, over the last 64 control messages,
+    of (done on this node - done on rank 0's node). A message is done on a node when the first rank there is done. The
+    error is a few tenths of a millisecond over TCP, as ranks do not notice the end of a message equally soon.
 
     nodes: the node of each rank, in rank order
     """
@@ -308,7 +308,7 @@ class Timeline:
         return Stats.of(self.steps, self.rank, self.size, self._clocks.offsets())
 
     def summary(self) -> str:
-        """The statistics in one line. Then begins a new period, so that pauses between epochs are not counted.
+        """Returns the statistics in one line, and begins a new period, so that pauses between epochs are not counted.
 
         Not collective.
         """

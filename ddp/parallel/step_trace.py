@@ -67,7 +67,7 @@ class Step:
     table: Any = None
 
     def phases(self) -> Iterator[tuple[str, int, int]]:
-        """Yields the phases of the thread that computes as (name, begin, end), in their order."""
+        """Yields (name, begin, end) for each phase of the computing thread, in order."""
         ends = [("backward", self.computed), ("wait for communication", self.ended)]
         start = self.begun
         if self.forward is not None and self.forward[1] <= self.begun:
@@ -101,7 +101,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 class Recorder:
-    """Keeps the latest steps of all models of this process until `stop`, which writes a file for each rank in it.
+    """Keeps the latest steps of all models of this process. `stop` writes them, to one file for each rank.
 
     Raises: ArgumentError if the folder cannot be made or written to.
     """

@@ -26,7 +26,7 @@ from ddp.ops.arrays import BFLOAT16, RecordingModule
 from ddp.ops.normalization import ChannelGroups, batch_norm
 from ddp.parallel.collectives import Array, CollectiveCall, all_reduce, tied
 
-# The mode of a rank, which it sends to the others: under no_grad; the input does not require grad; the input does.
+# A rank sends its mode to the others: it is under no_grad; its input requires no grad; its input requires grad.
 _NO_GRAD, _GRAD, _WANTS = range(3)
 
 

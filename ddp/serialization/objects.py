@@ -33,7 +33,7 @@ _listed: dict[str, Any] = {}
 
 
 def reference(value: Any) -> str:
-    """The name by which files refer to a class or function: `package.module:Class`; the public name of one of ours.
+    """The name of a class or function in files: `package.module:Class`. For this package's own, the module is public.
 
     Raises: ArgumentError for other values.
     """
@@ -165,7 +165,10 @@ def _write(file: IO[bytes], data: bytes | memoryview) -> None:
 
 
 def read(file: Any, name: str, target: device) -> Any:
-    """Reads the object in a file. name: the file's, for errors; target: of the tensors. Raises: SerializationError."""
+    """Reads the object in a file. name: of the file, for errors; target: device of the tensors
+
+    Raises: SerializationError if the file is not valid.
+    """
     start = file.tell()
     header = Header(file, name)
     tied = header.parse(header.metadata.get("tied", "{}"))

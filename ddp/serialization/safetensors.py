@@ -88,7 +88,7 @@ class Span(NamedTuple):
 
 
 class Header:
-    """Reads and checks the header of a file, from its current position on. name: of the file in errors
+    """Reads and checks the header of a file, from the current position on. name: of the file, for error messages
 
     metadata: texts by name; names: of the arrays, in the order of the header
     spans: of the arrays, in the order of their data; they cover all of the data, without gaps

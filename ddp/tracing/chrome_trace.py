@@ -72,7 +72,7 @@ def _read(path: Path) -> TracePart:
 
 
 def step_of_ranks(parts: Sequence[TracePart], number: int, model: int = 0) -> list[Step]:
-    """The records of one step, in rank order; empty unless there is one of every rank."""
+    """The records of one step, in rank order. An empty list if any rank has no record of it."""
     tables = [part.models[model] for part in parts if model < len(part.models)]
     steps = [table[number] for table in tables if number in table]
     return steps if len(steps) == parts[0].size else []

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collectives.flight.reader import FlightReader
 
-# The part of a heartbeat that comes from the flight record, for a rank without one. Keys: as in `FlightReader.newest`.
+# For a rank without a flight record: the part of a heartbeat that comes from it. Keys: as in `FlightReader.newest`.
 _NO_RECORD = {
     "step": None,
     "calls": 0,
@@ -90,7 +90,7 @@ class RankReader:
 def descendants_cpu(pid: int) -> float:
     """CPU time (s) of all descendants of a process, including those that have ended and were waited for.
 
-    0.0 if the process is gone. A kernel without CONFIG_PROC_CHILDREN lists no children: then living ones do not count.
+    0.0 if the process is gone. A kernel without CONFIG_PROC_CHILDREN does not list living children: they do not count.
     """
     cpu = stat_of(pid).waited
     pids = [pid]

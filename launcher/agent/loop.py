@@ -1,4 +1,4 @@
-"""Event loop of an agent: forwards between rank and launcher, watches the rank, and kills what it leaves at its end."""
+"""Event loop of an agent: forwards data between rank and launcher, watches the rank, and kills its orphans."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Agent:
         self.released = False
 
     def run(self, address: str, secret: str, identity: Message) -> NoReturn:
-        """Watches the rank to its end, and exits like it. identity: the first message to the launcher
+        """Watches the rank until it ends, and exits with its status. identity: the first message to the launcher
 
         If the launcher cannot be reached, or the launcher or the engine is lost, kills the rank and exits with 1.
         """
@@ -288,7 +288,7 @@ class Agent:
                 self.released = True
 
     def _receive_stdin(self, text: str) -> None:
-        """Queues standard input for the rank. text: "" at its end"""
+        """Queues standard input for the rank. text: "" at the end of the input"""
         if "in" in self.pipes:
             self.stdin += to_bytes(text)
             if not text:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # Replaces the folder of this file on the path by the one with the packages, which the rank then replaces by the
-    # script's folder. With PYTHONSAFEPATH (Python 3.11 on) the folder of this file is not on the path. Then the folder
-    # with the packages is only added, and the rank removes it.
+    # Puts the folder with the packages on the path, in place of the folder of this file. The rank later puts the
+    # script's folder there instead. With PYTHONSAFEPATH (Python 3.11 on) the folder of this file is not on the path.
+    # Then the folder with the packages is only added, and the rank removes it.
     sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rpartition("/launcher/")[0]]
 
 import os
@@ -179,7 +179,7 @@ def _pipes() -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _take_streams(rank_ends: dict[str, int], reads_stdin: bool) -> None:
-    """Called in the rank: makes its ends of the pipes its standard streams. reads_stdin: else stdin is /dev/null"""
+    """Called in the rank: its ends of the pipes become file descriptors 0 to 2. reads_stdin: False: stdin is /dev/null"""
     if not reads_stdin:
         os.close(rank_ends["in"])
         rank_ends["in"] = os.open(os.devnull, os.O_RDONLY)

@@ -44,7 +44,7 @@ _MESSAGE_LIMIT = 1 << 12
 def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoReturn:
     """Runs `SCRIPT ARGS...`, `-m MODULE ARGS...` or `--no-python PROGRAM ARGS...`, and exits as Python would.
 
-    A script is anything that `python SCRIPT` takes: a file, also a compiled one, a folder or a zip file with a
+    A script is anything that `python SCRIPT` takes: a source file, a compiled file, a folder or a zip file with a
     `__main__.py`, or `-`, the standard input.
 
     stacks: file descriptor to which all threads' Python stacks are written at the signal STACKS
@@ -191,7 +191,7 @@ def _load_module(main: ModuleType, name: str) -> Any:
     # The working folder comes first, and is on the path before the module is searched.
     sys.argv[:2] = ["-m"]
     _set_first_path(*filter(None, [working_folder()]))  # Left out, as Python does, if the folder has been removed.
-    # `python -m` calls the same function. The public ones of runpy remove the module before exit handlers run.
+    # `python -m` calls the same function. The public functions of runpy remove the module before exit handlers run.
     _, spec, code = runpy._get_module_details(name, StartError)  # type: ignore[attr-defined]
     _set_spec(main, spec)
     sys.argv[0] = getattr(main, "__file__", "-m")

@@ -58,7 +58,7 @@ class Stacks:
         return None
 
     def poll(self, now: float) -> str | None:
-        """The stacks once they are complete or the time is over, or the reason why none came; None before that.
+        """Returns the stacks, or the reason why none came; None while they are incomplete and the time is not over.
 
         now: monotonic, s
         """

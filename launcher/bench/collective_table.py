@@ -87,9 +87,10 @@ def partner(rank: int, ranks: int) -> int | None:
 def carve(
     collective: Collective, place: ResultPlace, first: Any, second: Any, rank: int, ranks: int, count: int
 ) -> tuple[Any, Any]:
-    """x and out of one rank, as parts of two buffers of `ranks * count` elements; None if it has no such buffer.
+    """Returns x and out of one rank, as parts of the buffers `first` and `second` of `ranks * count` elements.
 
-    Out of place, x is in the first and out in the second; in place both are in the first.
+    Out of place, x is in the first and out in the second; in place both are in the first. A collective without buffers
+    has None for both; one that writes to x has None for out.
     """
     if collective.empty:
         return None, None

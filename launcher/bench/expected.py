@@ -1,7 +1,7 @@
 """The inputs of each rank, which every rank can compute, and the results that they must give.
 
-Inputs repeat after a prime number of elements, so that a block in the wrong place is noticed. They are whole numbers,
-small enough for every dtype to hold them, and their sums over up to 80 ranks, exactly.
+Inputs repeat after a prime number of elements, so that a block in the wrong place is noticed. They are small whole
+numbers: every dtype represents them exactly, and their sums over up to 80 ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _PERIOD = 1009
 # Fills buffers before a call. No input except bool has this value, so that a result that was never written is noticed.
 POISON = 125
-# Number of different values in inputs of collectives that only move them (all below POISON), and of those that reduce.
-# Inputs of bool, and of the op prod, have two values.
+# Number of different input values: of collectives that only move data (all values are below POISON), and of those that
+# reduce. Inputs of bool, and of the op prod, have two values.
 _MOVED_VALUES = 120
 _REDUCED_VALUES = 4
 

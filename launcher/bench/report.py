@@ -27,8 +27,8 @@ class Row:
     seconds: of one call, or of one message of send_recv: the median of `rounds`; calls: how many were measured
     algbw, busbw: GB/s (1e9 bytes)
     wrong: the number of wrong elements, None if they were not checked
-    ratio: its time over that of the first implementation, which is ours on ordinary or device arrays: the median over
-        rounds; None for the first implementation itself, or if the first one does not support the call
+    ratio: its time divided by that of the first implementation (ours, on ordinary or device arrays), median over
+        rounds. None for the first implementation itself, or if the first one does not support the call
     """
 
     collective: str

@@ -1,4 +1,4 @@
-"""Console: whole lines of many ranks, prompts, one progress bar.
+"""Console: prints whole lines of many ranks, prompts, and one progress bar.
 
 Ranks' stdout goes to stdout and their stderr to stderr, in the order of arrival. On a terminal, the progress bar
 (`\\r` updates) of the lowest rank that is shown stays in the bottom line, and everything else is printed above it.
@@ -20,7 +20,7 @@ from launcher.protocol import Message, to_bytes
 _COLOURS = (36, 33, 32, 35, 34, 31)
 # After this long (s), an unfinished line of a rank that can read the terminal counts as a prompt, and is printed.
 _PROMPT = 0.05
-#: A longer unfinished line (bytes; a binary dump) is printed as a line of its own, so that memory stays bounded.
+#: Maximum length of an unfinished line (bytes). A longer one, as of a binary dump, is printed as a line of its own.
 LINE_LIMIT = 1 << 20
 #: Once this many bytes wait for a slow reader, nothing more is read from ranks.
 BACKLOG = 1 << 20
@@ -85,9 +85,9 @@ class Console(Observer):
 
     n: number of ranks
     out, err: file descriptors
-    prefix: if there are several ranks, lines begin with their rank; a rank that is alone writes to the terminal
-        directly. False: lines never begin with a rank, and the output of a rank that is alone is printed like that of
-        several: whole lines, prompts and one bar
+    prefix: if there are several ranks, lines begin with their rank; a single rank writes to the terminal directly.
+        False: lines never begin with a rank, and the output of a single rank, too, is printed as whole lines, prompts
+        and one bar
     ranks: those whose lines are printed; None: all
     hosts: names of the machines that ranks run on, as far as they are known beforehand
     asking: ranks whose unfinished lines are prompts that a user may answer

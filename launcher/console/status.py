@@ -37,9 +37,9 @@ _MIN_FRACTION = 0.75
 class Status(Observer):
     """Collects the figures of one job; other threads may read them.
 
-    ranks: the figures of each rank that has started, in order: the first message of its agent and its last heartbeat;
-        `restarts` of the job so far; `step/s`, `samples/s` and so on; `slowest`: 1 if the others wait for it, else 0.
-        Of a rank that has ended there are only `rank`, `where` and `slowest`
+    ranks: in rank order, the figures of each rank that has started. They are the first message of its agent, its last
+        heartbeat, `restarts` of the job so far, the rates `step/s`, `samples/s` and so on, and `slowest` (1 if the
+        others wait for it, else 0). Of a rank that has ended there are only `rank`, `where` and `slowest`
     """
 
     def __init__(self, job: Job) -> None:

@@ -19,7 +19,8 @@ _PIPE_BUF = 4096
 _NO_READER = (errno.EPIPE, errno.EIO, errno.ECONNRESET)
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _ERASE_LINE = b"\r\x1b[K"
-# Control characters except tab and newline, also as undecodable bytes, and marks that change the direction of text.
+# Control characters except tab and newline; bytes of control characters that could not be decoded (\udc80 to \udc9f);
+# and marks that change the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
 # The beginning of each line that looks like one of the launcher.
 _LAUNCHER_LINE = re.compile(r"^(?=ddp-launch:)", re.MULTILINE)
@@ -61,7 +62,7 @@ class Terminal:
         self.backlog = 0
         self._writers = {fd: _Writer(fd) for fd in (out, err)}
         self._queue: deque[tuple[int, list[bytes]]] = deque()
-        self._errors: dict[int, OSError] = {}  # By file descriptor, of those that can no longer be written to.
+        self._errors: dict[int, OSError] = {}  # Of each file descriptor that can no longer be written to.
         self._open_fd = -1  # The file descriptor that an unfinished line was written to.
         self._bar: tuple[int, bytes] | None = None
         self._painted: tuple[int, bytes] | None = None
@@ -133,7 +134,7 @@ class Terminal:
                 fd, text = bar
                 width, _ = self.size() or (80, 24)
                 plain = _ESCAPES.sub("", text.decode("utf-8", "replace"))
-                # The last column stays empty: behind it, some terminals move the cursor to the next line.
+                # The last column stays empty: when it is filled, some terminals move the cursor to the next line.
                 self._put(fd, text if len(plain) < width else plain[: width - 1].encode())
             self._painted = bar
 

@@ -1,11 +1,11 @@
-"""Top-k: of each gradient only the largest entries are sent; the others wait until they have grown (error feedback).
+"""Top-k: each rank sends only the largest entries of each gradient. The others are added to the next gradient.
 
 Each rank sends k entries of each parameter, their values and indices, in one all_gather for each bucket. Every rank
-adds them up in rank order, so all get the same bits. The received bytes grow with the number of ranks: with ratio *
-ranks near 1 an all-reduce sends as few bytes.
+adds them up in rank order, so all get the same bits. The received bytes grow with the number of ranks: when ratio *
+ranks reaches 1, they are about as many as in an all-reduce.
 
-The largest entries are those of largest magnitude in float32, and among equal ones those of lowest index: the choice
-does not depend on how a machine sorts.
+The largest entries are those of largest magnitude in float32. Among equal ones, the lowest index comes first. So the
+choice does not depend on how a machine sorts.
 
 Source: Stich, Cordonnier, Jaggi 2018, arXiv:1809.07599; Lin et al. 2018, arXiv:1712.01887, whose momentum correction
 and warm-up are left out.
@@ -33,12 +33,12 @@ _MAX_INDEX = 2**31 - 1
 
 
 class TopK:
-    """The hook. Each model on each rank needs an object of its own; all ranks give the same arguments.
+    """Communication hook that sends each gradient's largest entries. Each model on each rank needs its own object.
 
     ratio: the fraction of each parameter's entries that a rank sends, above 0 and at most 1; at least one entry is sent
 
-    The other entries are kept (as much memory as the gradients take), and sent later. 16-bit gradients are added up in
-    float32.
+    All ranks give the same arguments. Entries that are not sent are kept, and added to the next gradient. They take as
+    much memory as the gradients. 16-bit gradients are added up in float32.
 
     Raises: ArgumentError for another ratio; DtypeError, in backward, for gradients that are not real.
     """
@@ -94,7 +94,8 @@ class TopK:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads copies of the errors of this rank.
 
-        To continue on another number of ranks without a loss, add the errors of each saved rank to those of one rank.
+        On another number of ranks, nothing is lost if each saved rank's errors are loaded on exactly one rank. A rank
+        that takes over several saved ranks loads the sum of their errors.
 
         Raises: StateDictError if it is not what `state_dict` returns; then nothing has changed.
         """
@@ -103,7 +104,7 @@ class TopK:
 
 
 def largest(x: Array, count: int) -> Array:
-    """The indices (count,), ascending, of the entries of largest magnitude. NaN counts as largest.
+    """Returns the indices of the `count` entries of largest magnitude, in ascending order. NaN counts as largest.
 
     Of entries with equal magnitude in float32, the first are chosen.
 

@@ -12,9 +12,9 @@ raises an error.
 State is exchanged as pieces: (number of the parameter in the optimizer, start, stop, entry). The entry is the state of
 elements start to stop of the flattened parameter. An elementwise state, which has one value for each element, is cut
 and joined like the parameter; any other state (a step count) is equal for all pieces. A parameter of one element keeps
-its shape, to tell its elementwise states from single values. When the plan of buckets changes, state and gradients move
-to their new owners. Parameters without a bucket (they were frozen when the model was wrapped) have no shard: one rank
-keeps the whole state that was loaded for them until they get a bucket.
+its shape, so that its elementwise states can be told from single values. When the plan of buckets changes, state and
+gradients move to their new owners. Parameters without a bucket (they were frozen when the model was wrapped) have no
+shard: one rank keeps the whole state that was loaded for them until they get a bucket.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Entry = dict[str, Any]
 StatePiece = tuple[int, int, int, Entry]
 # By (number of the parameter, start, stop): the entry, {} if there is none.
 Pieces = Mapping[tuple[int, int, int], Entry]
-# Called with the number of a parameter, start and stop: the state of these elements, {} if there is none.
+# Takes the number of a parameter, start and stop. Returns the state of these elements, {} if there is none.
 FindState = Callable[[int, int, int], Mapping[str, Any]]
 # Bytes of a cache line.
 _LINE = 64
@@ -180,7 +180,7 @@ class Shard:
         for group, source in self._groups:
             group.update(_settings(source))
         if self.optimizer is not None:
-            self.optimizer.found_inf = found_inf  # not None only if GradScaler found that this class reads it
+            self.optimizer.found_inf = found_inf  # GradScaler gives one only to classes that read it; else None
             self.optimizer.step()
         return has_grads
 
@@ -401,14 +401,14 @@ class ShardedExchange(Exchange):
         return {piece: copy_state(piece[0], dict(find(*piece)), self.params[piece[0]]) for piece in self.ranges()}
 
     def put_pieces(self, pieces: Pieces) -> None:
-        """Replaces the state on this rank. pieces: all of `ranges`; they are not copied"""
+        """Replaces the state on this rank. pieces: an entry for each of `ranges`; entries are not copied"""
         for shard in self.shards:
             shard.put_state(pieces)
         without_bucket = set(self._without_bucket())
         self._unplaced = {number: entry for (number, *_), entry in pieces.items() if number in without_bucket and entry}
 
     def check_state(self, whole: Mapping[int, Entry]) -> None:
-        """Raises: StateDictError for a state that has neither the shape of its parameter nor one element."""
+        """Checks shapes. Raises: StateDictError for a state that has neither its parameter's shape nor one element."""
         for number, entry in whole.items():
             p = self.params[number]
             for name, value in entry.items():

@@ -40,8 +40,8 @@ class ZeroOptimizer(Optimizer):
     `optimizer_class` without shards, bit for bit if the collectives add in the same order. All ranks make the same
     calls: `step`, `clip_grad_norm_`, `unscale_gradients` and `state_dict` are collective. Without micro_batches no rank
     has whole gradients, so reading `param.grad` raises, and `zero.clip_grad_norm_` clips the gradients. With
-    micro_batches reading raises as well. Parameters are stored in flat arrays, and move to others when the plan of
-    buckets changes, as in the first backwards. A view (`p.detach()`) that was made before such a change keeps the old
+    micro_batches reading raises as well. Parameters are stored in flat arrays. When the plan of buckets changes, as in
+    the first backwards, they move to new arrays. A view (`p.detach()`) that was made before such a change keeps the old
     memory.
 
     Raises: DtypeError if the model is not a DataParallel, or the class not an optimizer; ArgumentError for missing
@@ -120,7 +120,7 @@ class ZeroOptimizer(Optimizer):
         return loss
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
-        """Scales the gradients so that their norm, taken together as one vector, is at most `max_norm`. Collective.
+        """Scales the gradients so that the norm of all of them, as one vector, is at most `max_norm`. Collective.
 
         norm_type: inf, or a finite number other than 0
         Returns: the norm before scaling, 0-d, equal on all ranks. Without micro_batches it takes one small collective,
