@@ -24,7 +24,7 @@ class ArgumentParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raises: UsageError, always. Its text is `-n/--ranks should be ...`; a leading `argument` is removed."""
+        """Raises: UsageError, always. A leading `argument` is removed, so texts are like `-n/--ranks should be ...`."""
         if message.startswith("argument "):
             message = message.removeprefix("argument ").replace(": ", " ", 1)
         raise UsageError(message)

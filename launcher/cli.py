@@ -117,7 +117,7 @@ def _note_ranks_behind_script(job: Job) -> None:
 
 
 def _print(text: str, stream: TextIO | None) -> int:
-    """Prints a text. Returns: the exit code. stream: None if it is closed; `print` itself would use stdout then"""
+    """Prints a text. Returns: the exit code. stream: None if it is closed: then nothing is printed"""
     try:
         if stream is not None:
             print(text, end="", file=stream, flush=True)

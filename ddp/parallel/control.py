@@ -154,7 +154,7 @@ class ControlMessage:
         return int(self.array[_WEIGHTED])
 
     def check_weights(self) -> None:
-        """Raises: ParallelError, on every rank, if some ranks with data gave a weight, and others did not."""
+        """Checks that all ranks with data, or none, gave a weight. Raises: ParallelError, on every rank, if not."""
         active = self._comm.size - int(self.array[_JOINED])
         weighted = self.weighted_ranks()
         if weighted not in (0, active):

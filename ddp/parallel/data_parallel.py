@@ -389,7 +389,7 @@ class DataParallel(Module):
         )
 
     def check_open(self) -> None:
-        """Raises: ParallelError if this wrapper was closed, or replaced by a newer one."""
+        """Checks that this wrapper may be used. Raises: ParallelError if it was closed, or replaced by a newer one."""
         if self._closed is not None:
             raise ParallelError(f"this DataParallel {self._closed}")
 

@@ -26,7 +26,7 @@ from ddp.parallel.error_context import error_context
 FORWARD = "forward"
 BACKWARD = "backward"
 _KINDS = (FORWARD, BACKWARD)
-# Its attribute `join` is True while this thread is inside a join.
+# `_inside.join` is True while this thread is inside a join.
 _inside = threading.local()
 
 

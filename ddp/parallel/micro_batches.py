@@ -442,7 +442,7 @@ class MicroBatches:
         if not norms:
             return
         numbers = {id(norm.running_mean): number for number, norm in enumerate(norms)}
-        # The records end to end: number of the layer, number of values in a channel, means, variances.
+        # For each record in turn: number of the layer, number of values in a channel, means, variances.
         fields: list[Any] = [np.zeros(0)]
         for running_mean, mean, var, count in self._records:
             fields += [

@@ -43,7 +43,7 @@ class Step:
     On a GPU they say when the host launched the work, not when the device did it.
 
     number: how many synchronized backwards came before, the same on every rank
-    forward: begin and end of the last forward before it; None if there was none since the previous backward
+    forward: begin and end of the last forward before this backward; None if there was none since the previous backward
     begun, computed: when backward began, and when its last node had run
     ended: when all buckets were reduced
     control: when the control message was launched, and when it arrived; None if that is not known

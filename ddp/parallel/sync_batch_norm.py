@@ -36,14 +36,14 @@ class SyncBatchNorm(BatchNorm):
     weight, bias: (C,); eps, momentum, affine, track_running_stats: as in BatchNorm1d
     comm: the ranks' communicator; None: `collectives.init()`. Calls go over a duplicate of it, see `ddp.parallel`
 
-    In training every rank must call it, also with an empty batch and under `no_grad`. If the input requires grad on one
-    rank, the result does on all, and all must run backward from it. Batches may differ in all dimensions but C.
+    In training every rank must call it, even with an empty batch or under `no_grad`. If the input requires grad on one
+    rank, the result requires it on all, and all must run backward from it. Batches may differ in all dimensions but C.
     Running statistics are equal on all ranks; their variance is the unbiased one of the whole batch. Gradients are
     those of the sum of all ranks' losses. Weight and bias get this rank's part of their gradient, as any parameter, and
     DataParallel averages the parts.
 
-    In evaluation, and on one rank, it is BatchNorm, without a collective. In forward the host reads the exchanged modes
-    and numbers of values; on a GPU it has to wait for them.
+    In evaluation, and on one rank, it works like BatchNorm, without a collective. In forward the host reads the
+    exchanged modes and numbers of values. On a GPU it has to wait for them.
 
     Raises, when called: ShapeError on every rank if the whole batch has one value in a channel; GraphError on every
     rank if one is under `no_grad` while the input of another requires grad; ShapeError, DtypeError, DeviceError on this

@@ -34,7 +34,7 @@ def save(obj: Any, f: File) -> None:
     """Writes an object to `f` in safetensors: a state dict, or dicts, lists and tuples of tensors, arrays, JSON values,
     bytes and modules.
 
-    f: a path, whose file is replaced atomically (but not a device, pipe or terminal), or an open binary file
+    f: a path or an open binary file. A file is replaced atomically; a device, pipe or terminal is written to directly
     A dict of tensors by name becomes an ordinary safetensors file, which `safetensors.torch.load_file` reads.
     A tensor that appears twice (the same memory, shape, strides and dtype) is written once, under its first name. NumPy
     arrays are loaded as arrays. For a module, the file has the name of its class, and its attributes: values of the
@@ -59,7 +59,7 @@ def load(
 ) -> Any:
     """Loads what `save` wrote, or another safetensors file as a dict of tensors. All memory is new and writable.
 
-    Modules must be layers of `ddp.nn`, or of classes that are listed by `ddp.serialization.safe_globals`.
+    Modules must be layers of `ddp.nn`, or of classes that `safe_globals` or `add_safe_globals` has listed.
 
     f: a path, or an open binary file, read to its end; map_location: the device of the tensors, the CPU if None
     weights_only, mmap: have no effect: only tensors and JSON are ever read, into new memory

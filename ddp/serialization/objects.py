@@ -1,7 +1,8 @@
 """Converts objects to safetensors and back. Tensors are named by their path in the object.
 
 A file may name classes and functions. A name is looked up among the layers and functions of this package, and among
-those that the program has listed by `safe_globals`: a file can neither import nor call anything."""
+those that the program has listed by `safe_globals` or `add_safe_globals`: a file can neither import nor call anything.
+"""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Header:
             self.fail("the header is nested too deep")
 
     def fail(self, problem: str) -> NoReturn:
-        """Raises: SerializationError, with the file's name."""
+        """Reports a problem. Raises: SerializationError, always, with the file's name."""
         raise SerializationError(f"{self.name}: {problem}") from None
 
     def parse(self, text: str) -> Any:

@@ -1,1 +1,1 @@
-"""The agent, parent process of each rank: starts it, forwards its output and signals, and reports to the launcher."""
+"""The agent: parent process of a rank. It starts the rank, forwards its output, sends it signals, and reports on it."""

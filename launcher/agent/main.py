@@ -167,7 +167,7 @@ def _is_memory(path: str, name: str) -> bool:
 
 
 def _pipes() -> tuple[dict[str, int], dict[str, int]]:
-    """The agent's ends, and the rank's ends, of the rank's standard streams and of the pipe for its reports."""
+    """Makes pipes for the rank's standard streams and its reports. Returns: the agent's ends, the rank's ends"""
     agent_ends = {}
     rank_ends = {}
     for name in ("out", "err", "report"):
@@ -179,7 +179,7 @@ def _pipes() -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _take_streams(rank_ends: dict[str, int], reads_stdin: bool) -> None:
-    """Called in the rank: its ends of the pipes become file descriptors 0 to 2. reads_stdin: False: stdin is /dev/null"""
+    """Called in the rank: makes the pipes its file descriptors 0 to 2. reads_stdin: if False, 0 is /dev/null"""
     if not reads_stdin:
         os.close(rank_ends["in"])
         rank_ends["in"] = os.open(os.devnull, os.O_RDONLY)

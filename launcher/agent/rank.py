@@ -259,7 +259,7 @@ def _format(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def _truncate(text: str, limit: int) -> str:
-    """The text. If it has more characters than `limit`: its beginning, how many are left out, and its end."""
+    """Shortens a text of more than `limit` characters to its beginning, the number left out, and its end."""
     half = limit // 2
     if len(text) <= limit:
         return text

@@ -57,7 +57,7 @@ def result(collective: Collective, rank: int, ranks: int, count: int, dtype: np.
 
 
 def wrong(actual: Array, expected: Array, op: str) -> int:
-    """How many elements are wrong. A floating-point or complex mean may differ by 4 machine epsilons, relatively."""
+    """How many elements are wrong. A floating-point or complex mean may have a relative error of 4 machine epsilons."""
     if op == "mean" and expected.dtype.kind not in "iub":
         dtype = np.complex128 if expected.dtype.kind == "c" else np.float64
         wide = expected.astype(dtype)

@@ -27,8 +27,8 @@ from launcher.bench.report import Outcome, Row
 from launcher.bench.settings import Settings
 from launcher.errors import UsageError
 
-# Maximum number of rounds. With more, a batch of a fast call would be so short that the ranks' delays after the barrier
-# count.
+# Maximum number of rounds. With more, a batch of a fast call would be so short that the ranks' different delays after
+# the barrier would falsify its time.
 _ROUNDS = 20
 # Minimum number of rounds, enough for a median. A small `iters` makes fewer.
 _MIN_ROUNDS = 5
@@ -163,7 +163,7 @@ class _Job:
         self.comm = comm
         self.settings = settings
         self.barrier, implementations = find(comm, settings)
-        # At least one element for each rank, also where the largest size is smaller.
+        # Enough for one element of each rank, even if the largest size is smaller than that.
         nbytes = max(settings.maxbytes, comm.size * max(dtype_of(name).itemsize for name in settings.dtype))
         self.measured = [(library, library.empty(nbytes), library.empty(nbytes)) for library in implementations]
         self.nodes = int(comm.all_reduce(np.array([comm.node], np.int64), "max")[0]) + 1

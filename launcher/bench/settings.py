@@ -96,7 +96,8 @@ class Settings:
 def parse(argv: Sequence[str]) -> Settings:
     """The settings of a command line.
 
-    Raises: UsageError, in one sentence, also where a baseline is not installed or a file cannot be written.
+    Raises: UsageError, of one sentence, for invalid options, a baseline that is not installed, or a file that cannot be
+    written.
     """
     fields = parser().parse(argv)
     if "maxbytes" not in fields and "minbytes" in fields:

@@ -229,7 +229,7 @@ class Console(Observer):
 
     @property
     def unwritable(self) -> str:
-        """A sentence, if one of the two streams fails although it has a reader (a full disk); else ""."""
+        """A sentence with the error, if a stream cannot be written although it has a reader (full disk); else ""."""
         return f"the output cannot be written: {reason}" if (reason := self.terminal.reason) else ""
 
     def flush(self) -> None:

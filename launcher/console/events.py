@@ -1,4 +1,4 @@
-"""`--events`: the events of a job, for programs: one JSON object per line, appended to a file.
+"""`--events`: appends the events of a job to a file that programs can read: one JSON object per line.
 
 Every event has `time` (ISO 8601, UTC), `monotonic` (seconds of this machine's clock, for differences), `event` and
 `attempt`. docs/launcher.md lists the other keys of each event.

@@ -78,7 +78,7 @@ class TopK:
         start = 0
         for gradient, count in zip(bucket.gradients, counts, strict=True):
             total = xp.zeros(gradient.size, dtype)
-            for rank in range(len(messages)):  # in rank order, and no rank has an index twice: the same bits everywhere
+            for rank in range(len(messages)):  # in rank order: equal bits everywhere; `+=` needs unique indices
                 total[all_indices[rank, start : start + count]] += all_values[rank, start : start + count]
             gradient[...] = total.reshape(gradient.shape)
             start += count

@@ -240,7 +240,7 @@ class Shard:
                 p.array = p.array.copy()
 
     def _move_params(self) -> None:
-        """Makes all parameters views of `whole`, also those whose array was replaced from outside."""
+        """Makes all parameters views of `whole`, including those whose array was replaced from outside."""
         for number, p in self.params.items():
             if p.array.base is not self.whole:
                 view = _view(self.whole, self.slices[number])
@@ -270,7 +270,7 @@ class ShardedExchange(Exchange):
 
     optimizer_class, settings: class and arguments of the optimizer of a range
     groups: of the parameters; their settings apply at each step
-    named: all floating-point parameters of the model by name, also those in no group
+    named: all floating-point parameters of the model by name, including those in no group
     """
 
     joinable = False  # the optimizer's step is collective, and a rank without data makes no step
@@ -355,7 +355,7 @@ class ShardedExchange(Exchange):
     def step(self, found_inf: Any = None) -> None:
         """Updates this rank's ranges and gathers those of all ranks: one bucket is gathered while the next is updated.
 
-        found_inf: a float32 on the GPU; if it is not zero, nothing is updated
+        found_inf: None, or a float32 on the GPU; if that is not zero, nothing is updated
         """
         works: list[tuple[str, Work[Any]]] = []
         for bucket, shard in enumerate(self.shards):
