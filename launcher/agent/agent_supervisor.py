@@ -2,9 +2,9 @@
 
 Such agents are those on other hosts, and those that Slurm starts on any host. `kill -9` of an agent ends its rank, but
 not the processes that the rank started. The agent supervisor is a subreaper: it becomes the parent of these processes,
-kills them, and exits like the agent. The engine starts the agent supervisor. It forks the agent before either imports
-more, so that both share memory. Then it only forwards signals and waits. The reaper kills the processes that its
-descendants leave behind, so agents below it need no supervisor.
+kills them, and exits like the agent. The engine starts the supervisor. The supervisor forks the agent before either
+imports more, so that both share memory. Then it only forwards signals and waits. The reaper kills the processes that
+its descendants leave behind, so agents below it need no supervisor.
 """
 
 from __future__ import annotations

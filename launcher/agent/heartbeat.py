@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collectives.flight.reader import FlightReader
 
-# For a rank without a flight record: the part of a heartbeat that comes from it. Keys: as in `FlightReader.newest`.
+# The flight record's part of a heartbeat if the rank has no flight record. Keys: as in `FlightReader.newest`.
 _NO_RECORD = {
     "step": None,
     "calls": 0,
