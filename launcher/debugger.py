@@ -1,6 +1,6 @@
 """`breakpoint()` in a rank: pdb on one rank of the job, with all time limits paused while its prompt is open.
 
-Quitting the debugger ends the job like Ctrl-C, because the other ranks would wait for a rank that left. On the
+Quitting the debugger ends the whole job, as Ctrl-C does: otherwise the other ranks would wait for this one. On the
 other ranks `breakpoint()` only prints a note, once for each line. They wait for the debugged rank in the next
 collective.
 """
@@ -20,12 +20,12 @@ from collectives.world import DEBUG_RANK, report
 
 # After its debugger was quit, a rank waits for the launcher's SIGINT for at most this long (s). Then it ends by itself.
 _SHUTDOWN_LIMIT = 20.0
-# Locations of breakpoints for which this rank has printed that it passes them.
+# Locations of the `breakpoint()` calls for which this rank has printed its note.
 _passed: set[str] = set()
 
 
 def stop_at(frame: FrameType, header: str | None = None) -> None:
-    """Does what `breakpoint()` does in `frame`. header: printed before the prompt, as by `pdb.set_trace`"""
+    """On the rank to debug, opens pdb in `frame`; elsewhere prints a note. header: printed before pdb's prompt"""
     rank = int(os.environ["RANK"])
     if rank != int(os.environ.get(DEBUG_RANK, "0")):
         location = _location(frame)
@@ -48,14 +48,14 @@ def _location(frame: FrameType) -> str:
 
 
 class _JobEnded(BaseException):
-    """Raised if the job is ended while the prompt is open. At a KeyboardInterrupt, pdb would only prompt again."""
+    """Raised at SIGINT while the prompt is open: the job ends. After a KeyboardInterrupt, pdb would prompt again."""
 
 
 class _Debugger(pdb.Pdb):
     """pdb on the rank's standard streams, which pauses the job's time limits while its prompt is open."""
 
     def __init__(self, rank: int) -> None:
-        # nosigint: the launcher handles Ctrl-C, also when the prompt has been left.
+        # nosigint: pdb sets no SIGINT handler when the program continues. The launcher handles Ctrl-C.
         super().__init__(stdin=sys.__stdin__, stdout=sys.__stdout__, nosigint=True)
         self._rank = rank
         self._at = ""
@@ -95,7 +95,7 @@ class _Debugger(pdb.Pdb):
 
     def do_run(self, arg: str) -> None:
         """run | restart
-        Not available: q(uit), and start the job again.
+        Not available. Quit (q), and start the job again.
         """
         self.error("A rank cannot be restarted on its own: quit, and start the job again.")
 

@@ -1,7 +1,7 @@
 """The launcher's errors, and texts for messages: the line that reports a StartError, a hint, plurals.
 
 UsageError      the job cannot be started as it was asked for; `ddp-launch` prints the message and exits with 2
-RankError       a call of `launcher.run` failed; if the rank's exception can be raised again, this is its `__cause__`
+RankError       a call of `launcher.run` failed; the `__cause__` of a rank's exception that can be raised again
 StartError      the engine, an agent or a rank cannot be started; the launcher reports it as wrong use
 
 An agent imports this module before it forks its rank, so this module imports nothing.
@@ -23,7 +23,7 @@ class UsageError(Exception):
 
 
 class RankError(RuntimeError):
-    """A call on several ranks failed, but not by an exception that could be raised again here.
+    """A call on several ranks failed, and no exception of a rank can be raised again here.
 
     If the rank's exception could be raised again, its `__cause__` is a RankError with the rank's traceback.
     """

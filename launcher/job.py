@@ -41,13 +41,13 @@ class Job:
     engine: what starts the ranks: a name of `launcher.engines`, or "auto" for the first engine that can start them
     backend: the backend that `collectives.init()` takes on every rank unless the script names one; one of `BACKENDS`
     bind: each rank is bound to its part of the cores
-    share_gpu: several ranks may be given the same GPU; with the backends "mpi" and "single" they always may
+    share_gpu: several ranks may get the same GPU; always so with the backends "mpi" and "single"
     grace: seconds between asking the ranks to end and killing them; at most 2 after the failure of a rank
     start_limit: seconds within which every rank must have started
     timeout: seconds after which the job is ended; None: never
     hang_timeout: seconds without progress on any rank after which the job counts as hanging; None: never
-    heartbeat_timeout: seconds without a heartbeat after which a rank counts as lost; less than 5 acts as 5; None: never
-    max_restarts: how often, at most, a job that failed is started again
+    heartbeat_timeout: seconds without a heartbeat after which a rank is lost; values below 5 count as 5; None: never
+    max_restarts: maximum number of restarts after failures
     min_ranks: a restart leaves out lost hosts if the other hosts have slots for this many ranks. A lost host is used
     again when it is back, unless it belongs to a Slurm allocation. None: a restart uses all hosts
     log_dir: each run makes a folder here, with a log file per rank; None: no log files
@@ -56,8 +56,8 @@ class Job:
     trace: folder for a trace of all ranks, made if it does not exist; None: no trace
     metrics_port: host and port at which Prometheus finds the job's metrics, as ("127.0.0.1", 9400); None: no metrics
     debug_rank: the rank that gets the standard input, and can be debugged in the terminal
-    prefix: lines begin with their rank if there are several ranks; False: lines begin with no rank, and output is shown
-    in whole lines, except one progress bar and prompts that the user can answer
+    prefix: if there are several ranks, each line begins with its rank. False: lines begin without it, and output
+    appears in whole lines, except one progress bar and prompts that the user can answer
 
     Raises: UsageError if options are invalid, or do not fit together.
     """

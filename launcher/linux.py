@@ -1,8 +1,8 @@
 """What the launcher needs of Linux: /proc, process trees, parent-death signals, file limits, shared-memory files.
 
 No other module of the launcher reads /proc/PID/stat. This module also removes the files that a killed MPI leaves in
-/dev/shm. Their names do not tell which job they belong to, but the kernel grants a write lease only on a file that no
-process uses.
+/dev/shm. Their names do not tell which job they belong to. So a file is removed only if the kernel grants a write
+lease on it, which means that no process uses the file.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def parents() -> dict[int, int]:
 
 
 def is_above(pid: int) -> bool:
-    """True if process `pid` is this one's parent, its parent's parent, and so on."""
+    """True if process `pid` is an ancestor of this process."""
     ancestor = os.getppid()
     while ancestor not in (0, pid):
         ancestor = stat_of(ancestor).parent
@@ -214,8 +214,8 @@ def sweep(
     """Kills and reaps all descendants of this process, which must be a subreaper, except those in `spare`.
 
     limit: seconds after which it gives up (a process in uninterruptible sleep does not die)
-    spare: pids of descendants that are not killed; neither are their descendants. Children among them that have ended
-    are reaped
+    spare: pids of descendants that are not killed, nor are their own descendants. This process's children are reaped
+    once they have ended, even if they are in `spare`
     started_at: `time.time()` when the job began: the segment files that `remove_stale_segments` finds are removed at
     the end; None: no files are removed
     Returns: the wait status of each reaped child, by pid.

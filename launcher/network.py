@@ -71,7 +71,7 @@ def _parse(entries: Iterable[tuple[str, str]]) -> tuple[Host, ...]:
 
 
 def fill_hosts(n: int, hosts: Sequence[Host]) -> list[Host]:
-    """The hosts that `n` ranks use if each host is filled before the next, with their numbers of ranks as slots.
+    """The hosts that `n` ranks use if each host is filled before the next. Their slots are the ranks that they get.
 
     >>> fill_hosts(5, [Host("a", 4), Host("b", 4), Host("c", 4)])
     [Host(name='a', slots=4), Host(name='b', slots=1)]
@@ -105,7 +105,7 @@ _DISCARD = 9
 def addresses(hosts: Iterable[str]) -> list[str]:
     """The addresses of this machine; only "127.0.0.1" if there are none.
 
-    The first is the local address of the route to one of `hosts`, the first that has a route. The others are the IPv4
+    If there is a route to any of `hosts`, the local address of the first such route comes first. Then come the IPv4
     addresses of the network interfaces.
     """
     first = next((local for host in hosts for local, _ in _routes(host)), "")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 ADDRESS = "DDP_LAUNCH_ADDRESS"
 #: Variable of an agent's environment: the secret of the job.
 SECRET = "DDP_LAUNCH_SECRET"
-#: Variables of an agent's environment: the launcher's host and pid. An agent on this host that has the pid among its
-#: ancestors runs below the launcher's reaper.
+#: Variables of an agent's environment: the launcher's host and pid. If an agent runs on that host, and that pid is one
+#: of its ancestors, it runs below the launcher's reaper.
 LAUNCHER_HOST = "DDP_LAUNCH_HOST"
 LAUNCHER_PID = "DDP_LAUNCH_PID"
 #: Variable of an agent's environment: how many files a rank on the launcher's host may open (soft limit). The launcher
@@ -177,11 +177,11 @@ def connect(addresses: str, secret: str, identity: Message) -> tuple[Channel, li
 
     addresses: "ADDRESS:PORT", or several with commas between them; identity: the agent's first message
 
-    If a handshake fails, all addresses are tried again: the launcher drops connections, also those of agents, while
-    strangers flood it with connections.
+    If a handshake fails, all addresses are tried again: if strangers flood the launcher with connections, it drops
+    some, even of agents.
 
-    Raises: StartError if the launcher cannot be reached: after each address has refused, or not answered, a connection;
-        or 20 s after the start if handshakes fail.
+    Raises: StartError if the launcher cannot be reached: no address has accepted a connection, or handshakes still fail
+        after 20 s.
     """
     candidates = addresses.split(",")
     deadline = time.monotonic() + _LIMIT

@@ -32,7 +32,7 @@ def peer(sock: socket.socket) -> tuple[int, int]:
 
 
 def resize(pid: int, n: int) -> tuple[bool, str]:
-    """Asks the ddp-launch of that pid to continue with `n` ranks. Waits until they train, have failed, or are refused.
+    """Asks the ddp-launch of that pid to continue with `n` ranks. Waits until they train or fail, or it has refused.
 
     Returns: whether the job has `n` ranks now, and a sentence for the user
     """

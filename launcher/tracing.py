@@ -1,7 +1,7 @@
 """`--trace DIR`: gives the ranks a folder for their parts of the trace, and merges these when the job has ended.
 
 A separate process merges the parts after the last rank has ended: this needs `ddp`, which the launcher does not import.
-Parts are also merged if some ranks died and left none.
+If some ranks died and left no parts, the others are merged.
 """
 
 from __future__ import annotations

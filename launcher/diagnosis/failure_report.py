@@ -1,8 +1,8 @@
 """Failure report: what is printed about a failed job.
 
-It begins with one line about the failures of other ranks. Then come the last lines of the rank that is the root cause,
-if the console has not shown them, and the traceback of this rank. If the engine's output may explain more, it follows.
-The last line is one sentence.
+Its last line is a sentence about the root cause. Other parts come before, each only if there is something to show: one
+line about the failures of other ranks; the last lines of the rank that is the root cause, if the console has not shown
+them; the traceback of this rank; and the engine's output, if it may explain more.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from launcher.protocol import to_text
 _LINES = 20
 # Maximum length of a line (bytes); of a longer line the end is kept.
 _MAX_LINE = 2_000
-# Maximum number of bytes that are kept of a line that is still being written. It may hold earlier states of a progress
-# bar.
+# Maximum number of bytes that are kept of an unfinished line. More than `_MAX_LINE`, because the line may hold earlier
+# states of a progress bar.
 _MAX_UNFINISHED = 4 * _MAX_LINE
 
 
@@ -52,7 +52,7 @@ def explain(failures: Sequence[Failure], engine_output: bytes, tail: Tail, sever
 
     failures: in the order in which the launcher learned of them, at least one
     engine_output: what the engine printed; tail: holds the last lines of ranks that the console does not show
-    several_hosts: the job ran on several hosts, so that sentences name them
+    several_hosts: whether the job ran on several hosts; only then the sentences name hosts
     """
     if not several_hosts:
         local = RankFailed | AgentLost | EngineLost
@@ -83,7 +83,7 @@ def _rank_of(failure: Failure) -> int | None:
 
 
 class Tail(Observer):
-    """Keeps the last 20 lines of each rank that the console does not show: at most 60 kB a rank, whatever it writes.
+    """Keeps the last 20 lines of each rank that the console does not show, but at most 60 kB per rank.
 
     hidden: the ranks that the console does not show
     """
@@ -112,7 +112,7 @@ class Tail(Observer):
 def _visible(line: bytes) -> bytes:
     r"""The part of a line that a terminal would show: of the parts between `\r`, the last one that is not blank.
 
-    If that part is longer than 2,000 bytes, only its end.
+    If that part is longer than 2,000 bytes: `[...] ` and its last 2,000 bytes.
     """
     visible = next((state for state in reversed(line.split(b"\r")) if state.strip()), b"")
     return visible if len(visible) <= _MAX_LINE else b"[...] " + visible[-_MAX_LINE:]

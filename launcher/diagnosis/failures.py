@@ -62,7 +62,7 @@ class Raised:
         """The message, without the parts that differ between ranks in errors of `collectives`."""
         if not self.type.startswith(_COLLECTIVES):
             return self.message
-        # The other lines say what each rank saw of the others, at slightly different moments.
+        # The lines after the first say what this rank saw of other ranks, and differ between ranks.
         return _RANK_PREFIX.sub("", self.message.partition("\n")[0])
 
     def __str__(self) -> str:
@@ -94,8 +94,9 @@ class RankFailed(Failure):
 
     host: where it ran; "" if the sentence should not name it
     status: exit code, or minus the signal that killed it
-    asked: its agent had received a signal to end, not from the launcher: most likely the engine shuts down
-    memory: a clause about its memory, if the kernel may have killed it for that
+    asked: its agent was asked to end by a signal that the launcher had not sent. Most likely the engine was shutting
+    down
+    memory: a clause about the rank's memory, if the kernel may have killed it for lack of memory
     missed_by: ranks that wait for it in `collectives.init`, which it did not call
     """
 
@@ -150,7 +151,7 @@ class EngineLost(Failure):
     """An agent's parent, a process of the engine, has died; or the launcher's reaper has died.
 
     host: where it ran; "" if the sentence should not name it
-    above: it is the launcher's reaper, and the engine below it dies with it
+    above: the process is the launcher's reaper. The engine is its child, and dies with it
     """
 
     name: str
@@ -211,9 +212,9 @@ class TimeLimit(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class NotStopped(Failure):
-    """Ranks did not stop on request, although others did, and were killed or ended in another way.
+    """Ranks did not stop as asked, although others did. They were killed, or ended in another way.
 
-    seconds: how long the launcher waited for them at most
+    seconds: the maximum time that the launcher gave them
     """
 
     ranks: tuple[int, ...]
@@ -245,7 +246,7 @@ class HeartbeatLost(Failure):
     hosts: in a job of several hosts, those on which all agents are silent
     ranks: the ranks of these agents; only those on `hosts` if there are such hosts
     seconds: how long they have been silent
-    more_time_helps: `Job.heartbeat_timeout` has passed, so a longer one would help
+    more_time_helps: the silence reached `Job.heartbeat_timeout`, so a longer timeout would help
     """
 
     ranks: tuple[int, ...]
@@ -267,9 +268,9 @@ class HeartbeatLost(Failure):
 def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failure:
     """The failure that caused the others: the first in the list, or a later one that may have caused the first.
 
-    A lost host, the failure of a peer, and the death of an engine or an agent may cause other failures. When one of its
-    processes dies, an engine kills all ranks and agents. The launcher learns of these deaths at almost the same time,
-    in any order.
+    A lost host, the failure of a peer, and the death of an engine or an agent may cause other failures. An engine kills
+    all ranks and agents when one of its processes dies. The launcher learns of these deaths at almost the same time, in
+    any order.
 
     failures: in the order in which the launcher learned of them, at least one
     engine_output: what the engine printed; it names the pid of the process whose death it has noticed
@@ -312,14 +313,14 @@ def may_follow_host_loss(failure: Failure) -> bool:
 
 
 def _may_be_consequence(failure: Failure) -> bool:
-    """True if the death of an engine or an agent may be the cause."""
+    """True if the death of an engine or an agent may be the cause of this failure."""
     if isinstance(failure, RankFailed):
         return failure.raised is None and failure.asked
     return isinstance(failure, AgentLost | EngineLost | EngineEnded)
 
 
 def describe_others(failures: Sequence[Failure], first: Failure) -> str:
-    """One line about the ranks, other than that of `first`, that raised or ended with an error; "" if none did."""
+    """One line about the ranks that failed, without the rank of `first`; "" if there are no others."""
     seen = {first.rank} if isinstance(first, RankFailed | AgentLost) else set()
     raised = first.raised if isinstance(first, RankFailed) else None
     clauses = []
@@ -405,6 +406,6 @@ def stop_of(ends: Mapping[int, int | None], steps: Collection[int] = ()) -> Stop
     """
     if STOPPED not in ends.values():
         return None
-    # 0 counts, too: the rank had finished its work when the others were asked, and has nothing to save.
+    # A rank that ended with 0 is not late: it had finished its work before the stop, and has nothing to save.
     late = tuple(sorted(rank for rank, status in ends.items() if status not in (0, STOPPED)))
     return Stop(next(iter(steps)) if len({*steps}) == 1 else None, late)

@@ -1,7 +1,7 @@
 """Hang detector: follows the heartbeats, warns at half the time limit, ends a job without progress or heartbeats.
 
 `launcher.diagnosis.liveness` decides what counts as progress, `launcher.diagnosis.hang_diagnosis` which ranks are to
-blame. This module decides when to report it, and collects the ranks' stacks before they are ended.
+blame. This module decides when to report a hang. It collects the ranks' stacks before it ends the job.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ConsoleLike(Protocol):
 
     @property
     def backlogged(self) -> bool:
-        """Whether the launcher reads nothing from ranks because its own output is not read."""
+        """Whether the launcher has stopped reading from ranks, because nothing reads its own output."""
 
     def say(self, text: str, quoted: str = "") -> None:
         """Prints a sentence of the launcher, and the text that it quotes."""
@@ -53,8 +53,8 @@ class HangDetector(Observer):
     """Watches a job of `n` ranks.
 
     hang_timeout: seconds without progress after which the job hangs
-    heartbeat_timeout: seconds without output or a heartbeat of a rank's agent after which that rank is lost; less than
-        SILENCE acts as SILENCE
+    heartbeat_timeout: a rank is lost if its agent sends no output and no heartbeat for this many seconds, and for more
+        than SILENCE
     folder: returns the folder for files of stacks. If that is None, or the files cannot be written, the console shows
         the stacks of `HangDiagnosis.samples`
     attempt: returns the attempt that runs now
@@ -158,7 +158,7 @@ class HangDetector(Observer):
         now = self._job_time
         quiet = self._liveness.quiet(now)
         if quiet >= self._hang_timeout:
-            # The diagnosis is about the states of this moment: a sleeping rank wakes up to write its stacks.
+            # Saves the states before the stacks are requested: a sleeping rank wakes up to write its stacks.
             self._hung = self._liveness.ranks(now)
             self._hung_for = quiet
             self._stacks_deadline = self._clock() + _STACKS_LIMIT
@@ -206,7 +206,7 @@ class HangDetector(Observer):
         )
 
     def _collect_stacks(self, now: float) -> float:
-        """Once the ranks' stacks have come, or their time is over, ends the job if any rank still runs.
+        """Waits for the ranks' stacks. Then reports the hang and ends the job, if any rank still runs.
 
         Returns: the time of the next call.
         """

@@ -1,9 +1,10 @@
 """Which ranks make a job hang, as one sentence and one table. Pure: the last state of each rank in, text out.
 
-A rank is blamed if it is stopped, if its agent is silent, or if it is outside of collectives while others wait in one.
-If all ranks wait, their calls are compared: the same call points to the network, different calls to a program that does
-not make the same calls on every rank. If none waits, ranks that are stuck in the kernel are blamed, else those that
-have made fewer calls than others.
+A rank is blamed if it is stopped, or if its agent is silent. If some ranks wait in a collective, ranks outside of it
+that have made fewer calls are blamed, too; if that leaves no rank to blame, all ranks outside are blamed. If all ranks
+wait, their calls are compared. The same call points to the network. Different calls mean that the program does not make
+the same calls on every rank. If no rank waits, and none is stopped or silent, ranks that are stuck in the kernel are
+blamed, else those with the fewest calls.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class HangDiagnosis(NamedTuple):
 
     ranks: those that are blamed; empty if no rank stands out
     text: a clause that may follow "nothing has moved for 600 s: "
-    samples: at most three ranks, whose stacks are shown: if all ranks wait, one of each group of equal calls; else
-    ranks that are blamed, or any ranks if none stands out
+    samples: at most three ranks whose stacks are shown. If all ranks wait: one rank of each group of equal calls. Else:
+    blamed ranks, or any ranks if none is blamed
     """
 
     ranks: tuple[int, ...]
@@ -57,8 +58,8 @@ def diagnose_hang(states: Sequence[RankState], engine: str = "") -> HangDiagnosi
     """Finds the ranks that hold the others up.
 
     states: of all ranks that run, at least one
-    engine: name and pid of a stopped process of the engine, or of the stopped reaper, without which no rank can leave
-    `collectives.init`; "" if none is stopped
+    engine: name and pid of a stopped process of the engine, or of the stopped reaper; "" if none is stopped. While it
+    is stopped, no rank can leave `collectives.init`
     """
     if len({state.host for state in states}) == 1:
         states = [replace(state, host="") for state in states]  # The sentence names hosts only if there are several.
@@ -71,8 +72,8 @@ def diagnose_hang(states: Sequence[RankState], engine: str = "") -> HangDiagnosi
         return _compare_calls(waiting)
     if waiting:
         most = max(state.calls for state in waiting)
-        # A rank outside that has made as many calls is not behind: the root of a collective may have finished it
-        # while the others still wait in it for another rank.
+        # A rank outside of collectives is not behind if it has made as many calls as those that wait. For example, the
+        # root may have finished a collective in which others still wait for another rank.
         behind = [state for state in outside if state.calls < most]
         if not (unresponsive or behind):
             behind = outside
@@ -144,7 +145,7 @@ def _call_key(state: RankState) -> tuple[str | None, str]:
 
 
 def _describe_waiting(waiting: Sequence[RankState]) -> str:
-    """A clause that says which ranks wait in which call."""
+    """A clause that names the ranks that wait and the call of the first, and counts other calls."""
     calls = {_call_key(state) for state in waiting}
     others = {1: "", 2: " and another call"}.get(len(calls), f" and {len(calls) - 1} other calls")
     return f"{_with_verb(waiting, 'waits', 'wait')} in {waiting[0].call}{others}"

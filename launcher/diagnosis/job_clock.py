@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class JobClock:
-    """Counts the seconds in which the job could run: not those in which a rank is debugged, or the launcher is stopped.
+    """Counts the seconds in which the job could run. It stops while a rank is debugged, or the launcher is stopped.
 
     The hang detector's own clock also stops while the launcher reads nothing from ranks.
     """
@@ -23,17 +23,19 @@ class JobClock:
         return (now if self._held_at is None else self._held_at) - self._stopped_for
 
     def hold(self, now: float) -> None:
-        """Stops the clock; may be repeated."""
+        """Stops the clock. Does nothing if it is stopped."""
         if self._held_at is None:
             self._held_at = now
 
     def release(self, now: float) -> None:
-        """Continues the clock; may be repeated."""
+        """Continues the clock. Does nothing if it runs."""
         if self._held_at is not None:
             self._stopped_for += now - self._held_at
             self._held_at = None
 
     def skip(self, seconds: float) -> None:
-        """Does not count the last `seconds`. Does nothing while the clock is stopped: then nothing is counted."""
+        """Leaves the last `seconds` out of the job's time. Does nothing while the clock is stopped: it has not counted
+        them.
+        """
         if not self.held:
             self._stopped_for += seconds

@@ -8,9 +8,9 @@
 
 While some rank waits, only progress counts: a rank that is busy outside of the collective that the others wait in holds
 them up. While no rank waits, activity counts: ranks may compute for hours without a collective. Activity also counts
-while ranks wait in `collectives.init`: the others may prepare their data for hours before they join. Ranks that never
-called a collective and do not wait in `init` form no world, and nothing is known of what they wait for; they count as
-hanging only if none of their agents sends anything. Nothing counts as hanging before all ranks have started.
+while ranks wait in `collectives.init`: the others may prepare their data for hours before they join. While no rank has
+called a collective or waits in `init`, nothing is known of what ranks wait for: then a job counts as hanging only if
+all agents are silent. No job counts as hanging before all of its ranks have started.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class RankState:
     calls: number of collectives begun
     call: the last collective, None before the first; INIT while the rank waits there and `joining` is True
     on: the communicator of that call
-    call_state: "queued", "started", "done" or "failed"; call_at: since when
+    call_state: "queued", "started", "done" or "failed"; call_at: when the call got this state
     where: the position of its Python code, None if unknown; where_at: when that was seen
-    cpu: fraction of a core that it used between the last heartbeats, None if unknown
-    beat_at: time of the last heartbeat; cpu_seconds: CPU time in it
-    active_at: time of the last activity; active_seconds: CPU time then, with that of its descendants
+    cpu: fraction of a core that it used between the last two heartbeats, None if unknown
+    beat_at: time of the last heartbeat; cpu_seconds: the CPU time that it reported
+    active_at: time of the last activity; active_seconds: CPU time of the rank and its descendants until then
     """
 
     rank: int
@@ -106,7 +106,7 @@ class Liveness:
         self._missing = n
         self._ranks: dict[int, RankState] = {}
         self._progress_at = now  # Time of the last progress.
-        self._active_at = now  # Time of the last activity.
+        self._active_at = now  # When a rank that does not wait, or its descendants, last used CPU time.
 
     def rank_started(self, rank: int, hello: Message, now: float) -> None:
         """Called when a rank has started."""
@@ -156,7 +156,7 @@ class Liveness:
         active = not state.waits and used > _IDLE_BURST + _IDLE_FRACTION * (now - state.active_at)
         if active:
             self._active_at = now
-        # `used` is negative after a child process has ended that the rank did not wait for: its CPU time is lost.
+        # If a child process ends and the rank does not wait for it, its CPU time is lost: `used` is negative.
         if active or progress or used < 0.0:
             state.active_at = now
             state.active_seconds = cpu_seconds
@@ -164,8 +164,8 @@ class Liveness:
     def quiet(self, now: float) -> float:
         """For how many seconds nothing has moved; 0.0 before all ranks have started, and if none runs.
 
-        If no rank has called a collective or waits in `collectives.init`: for how long all agents have been silent, but
-        0.0 up to SILENCE.
+        If no rank has called a collective or waits in `collectives.init`: seconds since an agent last sent anything, or
+        0.0 if that is at most SILENCE.
         """
         states = self._ranks.values()
         if self._missing > 0 or not states:
@@ -178,7 +178,7 @@ class Liveness:
         return now - latest if now - latest > SILENCE else 0.0
 
     def ranks(self, now: float) -> list[RankState]:
-        """The states of the running ranks, in their order. now: the time of these states"""
+        """The states of the running ranks, sorted by rank. now: the time of these states"""
         return [replace(state, now=now) for _, state in sorted(self._ranks.items())]
 
 

@@ -41,19 +41,19 @@ class Observer:
         """Something went wrong."""
 
     def stopped(self, stop: Stop) -> None:
-        """The attempt is over: it was asked to stop, and has stopped."""
+        """The attempt is over, because the job was asked to stop. stop: how it stopped"""
 
     def ending(self) -> None:
         """The launcher begins to end the attempt, for whatever reason. Ranks that end from now on have not failed."""
 
     def debugging(self, ranks: frozenset[int]) -> None:
-        """These ranks are in a debugger now. While there are any, the job's clock is stopped."""
+        """The set of ranks in a debugger has changed. The job's clock is stopped while `ranks` is not empty."""
 
     def resumed(self, seconds: float) -> None:
-        """The launcher was stopped, and with it the job: these last `seconds` do not count."""
+        """The launcher and the job were stopped for the last `seconds`. They do not count as job time."""
 
     def tick(self, now: float) -> float:
-        """Called before each wait for events. Returns: the time of its next call at the latest (monotonic, s)"""
+        """Called before each wait for events. Returns: when it must be called again at the latest (monotonic, s)"""
         return float("inf")
 
     def job_ended(self, code: int, text: str) -> None:

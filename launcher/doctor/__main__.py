@@ -13,7 +13,7 @@ from launcher.arguments import ArgumentParser, nearest, positive, value
 from launcher.errors import UsageError
 from launcher.network import parse_hosts, read_hostfile
 
-# How many of the last calls of a process `calls` prints.
+# Default of --last: the number of calls that `calls` prints for each process.
 _LAST = 10
 _PID = value("a positive whole number", positive)
 #: The options of each command; "" is the check of machines.
@@ -69,7 +69,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def calls(pids: Sequence[int], last: int) -> int:
-    """Prints the `last` calls of each process, read from outside; returns 1 if one could not be read, else 0."""
+    """Prints the last calls of each process, at most `last`. Returns: 1 if a process could not be read, else 0"""
     from collectives.errors import RecordError
     from collectives.flight.reader import calls_table, read
 

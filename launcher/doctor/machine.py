@@ -165,12 +165,12 @@ def threads() -> Iterator[Finding]:
 # /dev/shm should have room for this many ranks, or for one rank per core if there are more cores. Docker's default of
 # 64 MiB is too small for 24 ranks.
 _SHM_RANKS = 24
-# Less free memory (bytes) than this is a warning: Python, NumPy and an MPI take 50 to 100 MiB a rank, before any model.
+# Less free memory (bytes) causes a warning. Python, NumPy and an MPI take 50 to 100 MiB per rank, before any model.
 _MIN_MEMORY = 512 * _MIB
 
 
 def memory_limit(**places: str) -> int | None:
-    """Bytes that control groups let this process still take; None: no limit. places: as for `control_group`"""
+    """How many more bytes the control groups let this process use; None: no limit. places: as for `control_group`"""
     limits = control_group("memory.max", **places)
     used = control_group("memory.current", **places)
     free = [int(limit) - int(now) for limit, now in zip(limits, used, strict=False) if limit.strip() != "max"]
@@ -251,7 +251,7 @@ def sweep(folder: str = SHM) -> int:
 
 # -- limits of the system
 
-# Fewer open files than this (ulimit -n), or less disk for temporary files (bytes), is a warning.
+# Minimum limit on open files (ulimit -n), and minimum disk space for temporary files (bytes): else there is a warning.
 _MIN_FILES = 256
 _MIN_DISK = 100 * _MIB
 

@@ -27,9 +27,9 @@ class Starters(NamedTuple):
     """Facts about what starts ranks.
 
     wheels: the version of each MPI that pip installed
-    mpiexec, family: the one that ddp-launch uses, and its MPI; "" if there is none
+    mpiexec, family: path and MPI of the mpiexec that ddp-launch uses; "" if there is none
     failure: why there is no mpiexec, or no engine for two ranks
-    bare, bare_family: the `mpiexec` that a shell finds, and its MPI; "" if there is none
+    bare, bare_family: path and MPI of the `mpiexec` that a shell finds; "" if there is none, or the MPI is unknown
     srun: the path of Slurm's srun if it starts the ranks (inside an allocation); else ""
     local: whether ddp-launch starts the ranks of one host itself
     """
@@ -110,7 +110,7 @@ def _library(facts: Starters, answer: Answer) -> Iterator[Finding]:
         return
     vendor = answer.value["vendor"]
     title = f"{vendor} {answer.value['version']} ({answer.value['path']})"
-    family = OPENMPI if vendor == "Open MPI" else MPICH  # Intel's, Cray's and MVAPICH derive from it
+    family = OPENMPI if vendor == "Open MPI" else MPICH  # Intel MPI, Cray MPI and MVAPICH derive from MPICH
     if facts.family and vendor != "unknown" and family != _abi(facts.family):
         text = f"mpi4py loads {title}, but mpiexec is {_NAMES[facts.family]}'s ({facts.mpiexec}): "
         text += "every rank would believe that it is alone"
@@ -123,5 +123,5 @@ def _library(facts: Starters, answer: Answer) -> Iterator[Finding]:
 
 
 def _abi(family: str) -> str:
-    """The family with the same binary interface: MPICH for Intel's MPI, since each can start ranks of the other."""
+    """MPICH for Intel's MPI, because each can start ranks of the other; any other family itself."""
     return MPICH if family == INTEL else family

@@ -40,8 +40,7 @@ _JOB_PREFIXES = (
     "LSB_",
     "PBS_",
 )
-# Prefixes of variables that configure the MPI library, and do not describe a job, although a prefix in _JOB_PREFIXES
-# matches them.
+# Exceptions to _JOB_PREFIXES: prefixes of variables that configure the MPI library, and do not describe a job.
 _LIBRARY_PREFIXES = tuple(f"OMPI_MCA_{name}" for name in ("pml", "btl", "mtl", "accelerator", "opal_cuda", "smcuda"))
 
 
@@ -82,7 +81,8 @@ def started(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         )
 
         def answer(limit: float) -> Answer:
-            # After a timeout, `parse_answer` gets the status None. If there is no answer, its reason is the timeout.
+            # After a timeout, `parse_answer` gets the status None. If no answer was printed, it gives the timeout as
+            # the reason.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(limit)
             output.seek(0)
@@ -95,7 +95,7 @@ def started(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
                 child.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):  # it is killed below
                     child.wait(_GRACE)
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # all of the group have ended
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # no process of the group is left
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 
@@ -170,7 +170,7 @@ def blas() -> dict[str, Any]:
         build = config["Build Dependencies"]["blas"]
     except (KeyError, TypeError):  # NumPy was not built by Meson
         build = {}
-    import ml_dtypes  # after NumPy, whose message is clearer where it cannot be loaded
+    import ml_dtypes  # after NumPy: if NumPy cannot be loaded, its own message is clearer
 
     ones = np.ones(2, ml_dtypes.bfloat16)
     product = np.ones((64, 64), np.float32) @ np.ones((64, 64), np.float32)

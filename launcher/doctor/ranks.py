@@ -62,7 +62,7 @@ def trials(broken: Set[str], *, mpiexec: bool, tasks: int, gpus: int, hosts: tup
 
 
 def check(findings: Sequence[Finding], hosts: tuple[Host, ...]) -> Iterator[Finding]:
-    """Makes the trials that these findings of earlier checks allow."""
+    """Makes the trials that the findings of earlier checks allow, and evaluates them."""
     broken = {finding.check for finding in findings if finding.level == "error"}
     starters = mpi.starters()
     tasks = (slurm.tasks(os.environ) or 0) if starters.srun else 0
@@ -114,7 +114,7 @@ def evaluate(answer: Answer, trial: Trial) -> Iterator[Finding]:
             yield warning(f"{host} has {text}: ranks may compute different numbers", copy)
     ranks = plural(trial.n, "rank") + (f" on {results['nodes']} hosts" if results["nodes"] > 1 else "")
     for nbytes, seconds in results["timed"]:
-        # For a few bytes only the latency says something.
+        # For a few bytes the time is the latency, and a rate would mean nothing.
         rate = f"{nbytes / seconds / 1e9:6.1f} GB/s" if nbytes >= 1 << 10 else ""
         line = f"all_reduce ({ranks})  {format_bytes(nbytes):>7}  {seconds * 1e6:8.1f} us  {rate}"
         yield ok(line.rstrip(), check="speed")

@@ -2,10 +2,10 @@
 
 An engine gives the ranks their numbers and hosts, starts the agents, and lets the ranks' MPI connect them. The engines
 are our own PMI server for MPICH on one host (`local`), MPICH's or Intel's hydra, Open MPI's mpiexec, and Slurm's srun.
-If the engine did not fit the MPI that ranks load, each rank would form a world of its own. So the choice for several
-ranks is: in an allocation srun, if it and the MPI speak the same protocol; else the engine for the MPI of the mpiexec
-in this Python's folder, or of the first mpiexec on PATH. One rank on this machine needs no MPI, and is started by
-`local`.
+If the engine did not fit the MPI that ranks load, each rank would form a world of its own. So the MPI decides which
+engine starts several ranks. In an allocation it is srun, if srun and the MPI speak the same protocol. Otherwise it is
+the engine for the first mpiexec that is found: in this Python's folder, then on PATH. `local` starts a single rank on
+this machine, which needs no MPI.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ for _file in sorted(os.listdir(os.path.dirname(__file__))):
 
 
 def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
-    """The job with its number of ranks. If it has `min_ranks` and names no hosts, it gets the allocation's hosts, too.
+    """The job with its number of ranks.
 
-    The number is `job.n`, else the sum of the hosts' slots, else Slurm's number of tasks if srun may be chosen, else 1.
+    If it has `min_ranks` and names no hosts, it also gets the hosts of the allocation, if these are several. The number
+    is `job.n`, else the sum of the hosts' slots, else Slurm's number of tasks if srun may be chosen, else 1.
 
     Raises: UsageError if there is no such engine, if there are more ranks than slots or tasks, or if `min_ranks` is
         given and no hosts are known; what `slurm.hosts` raises.

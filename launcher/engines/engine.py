@@ -27,7 +27,7 @@ class StartRequest:
 
     hosts: the hosts of the job; empty if it names no hosts, or only this machine
     remote_hosts: hosts other than this one
-    allocated: this process runs in a Slurm allocation, and the job does not name just this machine
+    allocated: whether this process runs in a Slurm allocation; False if the job names this machine only
     local_address: the address by which remote hosts reach this one; None if the job names no remote hosts
     """
 
@@ -75,13 +75,13 @@ class Engine(ABC):
     def select(cls, request: StartRequest) -> Engine | None:
         """The engine for a job; None if it cannot start this job.
 
-        Raises: UsageError if it cannot, and was asked for by name (`request.job.engine`); what `request.mpiexec`
-            raises, if it uses that.
+        Raises: UsageError if the engine was asked for by name (`request.job.engine`) and cannot start the job; what
+            `request.mpiexec` raises, if the engine uses an mpiexec.
         """
 
     @abstractmethod
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """The command that starts `rank`, the command of an agent, once per rank, with the environment `environ`."""
+        """The engine's command, which starts one agent per rank. rank: an agent's command; environ: its environment"""
 
     def start(self, rank: Sequence[str], environ: Mapping[str, str]) -> int:
         """Runs the engine in this process, a child of the reaper: replaces the process, or returns the exit code."""

@@ -26,7 +26,7 @@ _NO_FILE = {"HWLOC_XMLFILE": ""}
 @register("mpich")
 @dataclass(frozen=True)
 class MpichEngine(MpiexecEngine):
-    """Starts ranks by hydra. intel: it is Intel's; local_address: the address by which remote hosts reach this one"""
+    """Starts ranks by hydra. intel: whether it is Intel's hydra; local_address: how remote hosts reach this one"""
 
     shell_variable: ClassVar[str] = "HYDRA_LAUNCHER_EXEC"
 
@@ -69,7 +69,7 @@ class MpichEngine(MpiexecEngine):
         return [*words, "-n", str(self.n), *rank]
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
-        """As `Engine.environment`. Variables that the user has set stay."""
+        """As `Engine.environment`. Does not overwrite variables that the user has set."""
         settings = dict(_NO_FILE)
         if self.hosts:
             settings |= _NAMED

@@ -43,10 +43,10 @@ _COMPANIONS = {
 def find_mpiexec_for(
     asked: str, environ: Mapping[str, str] = os.environ, executable: str = sys.executable
 ) -> tuple[str, str]:
-    """The path of an mpiexec, and its family. First looks in this Python's folder: no environment need be activated.
+    """The path of an mpiexec, and its family. Looks in this Python's folder first.
 
     asked: the value of `--engine`; "auto" and "mpich" also accept Intel's
-    Raises: UsageError if there is none, or if `mpi_family` raises it for an mpiexec that is found earlier.
+    Raises: UsageError if there is none, or if `mpi_family` raises it for one that is earlier in the search.
     """
     families, names = _CANDIDATES[asked]
     preferred = families[0]
@@ -110,7 +110,7 @@ def mpi_library(folders: Iterable[str], environ: Mapping[str, str]) -> tuple[str
 
 
 def check_library(mpiexec: str, family: str, environ: Mapping[str, str]) -> None:
-    """Checks that the ranks will load an MPI of the family of `mpiexec`. Raises: UsageError if they will not."""
+    """Raises: UsageError if the ranks' library is Open MPI's and `mpiexec` is not, or the other way round."""
     library = _library_of_this_python(environ)
     if library is not None and (library[1] == OPENMPI) != (family == OPENMPI):
         raise UsageError(mixed_mpis(mpiexec, family, *library))

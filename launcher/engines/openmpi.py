@@ -58,13 +58,13 @@ class OpenMpiEngine(MpiexecEngine):
         return [self.mpiexec, *options, "-n", str(self.n), *rank]
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
-        """As `Engine.environment`. Variables that the user has set stay."""
+        """As `Engine.environment`. Does not overwrite variables that the user has set."""
         # Open MPI needs HOME to start. The launcher decides what happens to the other ranks after one has ended.
         settings = {"HOME": os.path.expanduser("~"), "PRTE_MCA_state_base_continuous": "1"}
         if self.remote_hosts and _FAST.items() <= environ.items():
             # The settings come from another job on one host: one of its ranks has started this launcher.
             environ = {name: value for name, value in environ.items() if name not in _FAST}
         if not self.remote_hosts:
-            # On other hosts the folder would not be removed, and networks may be faster than TCP.
+            # Not for several hosts: nothing would remove the folder on the others, and _FAST allows no network.
             settings |= {_SCRATCH: scratch, **_FAST}
         return settings | without_torchrun(environ)

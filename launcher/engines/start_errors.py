@@ -1,4 +1,4 @@
-"""Finds in the output of engines, ssh and agents the reason why a job cannot start, and puts it into one sentence."""
+"""Finds out why a job cannot start: makes one sentence of the output of engines, ssh and agents."""
 
 from __future__ import annotations
 

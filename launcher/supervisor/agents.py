@@ -148,8 +148,8 @@ def _on_joining(attempt: Attempt, process: RankProcess, limit: float | None) -> 
 def _set_debugging(attempt: Attempt, process: RankProcess, debugging: bool) -> None:
     """Called when a rank enters or leaves a debugger, and when it has ended.
 
-    While any rank is in a debugger, the ranks' time limits are paused. Until the launcher begins to end the ranks, the
-    job's clock is stopped, too.
+    While any rank is in a debugger, the ranks' time limits are paused. The job's clock is stopped, too, unless the
+    launcher is ending the ranks.
     """
     before = attempt.ranks.debugging()
     process.debugging = debugging
@@ -187,7 +187,7 @@ def _on_end(attempt: Attempt, process: RankProcess, message: Message) -> None:
 
 
 def _check_for_missed_ranks(attempt: Attempt) -> None:
-    """If ranks wait in `collectives.init`, reports the first rank, if any, that ended with 0 before leaving it."""
+    """If ranks wait in `collectives.init`: fails if another rank has ended with 0 before it was through `init`."""
     ranks = attempt.ranks
     waiting = tuple(ranks.joining())
     for process in ranks.values():

@@ -64,15 +64,15 @@ _PEER_FAILURE_LIMIT = 0.5
 _KILL_LIMIT = 0.5
 # For how long to wait for the engine, which cleans up once all agents have ended.
 _ENGINE_LIMIT = 1.5
-# Maximum number of bytes that are kept of what the engine prints: the last ones.
+# Of the engine's output, only the last bytes are kept: at most this many.
 _ENGINE_OUTPUT_LIMIT = 1 << 16
 # A signal that comes again sooner than this does not count as a second one: `timeout` of the coreutils signals its
 # child, and then the child's whole process group.
 _REPEAT_INTERVAL = 0.1
 # The longest wait for an event.
 _MAX_WAIT = 1.0
-# If a wait, with the handling of the events before it, took this much longer than planned, the launcher counts as
-# having been stopped.
+# The launcher counts as having been stopped if a wait, together with the handling of the events before it, took this
+# much longer than planned.
 _STOPPED_LIMIT = 2.0
 
 
@@ -131,8 +131,8 @@ class Attempt:
         # The last message that asked the ranks to end or killed them. Ranks that start later get it, too.
         self.end_command: Message | None = None
         self._signalled_at = -math.inf  # When a signal last asked the job to end (monotonic).
-        # Set once a rank has ended with exit code 0 without leaving its world. It is reported if other ranks then wait
-        # for this rank.
+        # Set once a rank has ended with exit code 0 without leaving its world. It is reported unless the other ranks
+        # end soon, too.
         self.early_exit: RankFailed | None = None
         self.engine = engines.choose_engine(job, environ)
         self.listener = Listener(self.engine.remote_hosts, job.size)
@@ -182,7 +182,7 @@ class Attempt:
         return not self.failures and self.ranks.saved and all(process.resizing for process in self.ranks.values())
 
     def unreachable_ranks(self) -> frozenset[int]:
-        """The ranks of the host that ssh could not reach; without such a host, ranks that are missing or were lost."""
+        """The ranks of the host that ssh could not reach; if ssh reached all, those that did not start or were lost."""
         # If ssh has named a host, missing ranks of other hosts may merely be late.
         host = unreachable_host(self.engine_output.decode("utf-8", "replace"))
         on_host = ranks_on(self.job.hosts, self.job.size, host)
@@ -198,7 +198,7 @@ class Attempt:
 
     @property
     def slots(self) -> list[str]:
-        """The slots in agents whose state the next start can load if these agents stay.
+        """The slots of the state memory that agents hold. The next start can load them if these agents stay.
 
         [] unless the attempt has failed, or has ended to be resized.
         """
@@ -486,7 +486,7 @@ class Attempt:
                 self._kill(limit=0.0)
 
     def _postpone(self, number: int) -> None:
-        """Ends the job once the next ranks have loaded its state: until then the state may exist in memory only."""
+        """Postpones the end of the job until the next ranks have loaded its state, which may exist in memory only."""
         self.resizing.postponed = number
         self._signalled_at = self.now
         text = "ending the job when its new ranks have their state"

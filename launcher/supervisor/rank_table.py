@@ -54,7 +54,7 @@ class RankProcess:
 
 
 class RankTable(dict[int, RankProcess]):
-    """The ranks whose agents have connected, of a job of `n`."""
+    """Those ranks of a job of `n` ranks whose agents have connected."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class RankTable(dict[int, RankProcess]):
 
     @property
     def over(self) -> bool:
-        """Whether all connected ranks have ended."""
+        """Whether `RankProcess.over` is true of all connected ranks."""
         return all(process.over for process in self.values())
 
     @property

@@ -1,8 +1,9 @@
 """Reaper: a fork of the launcher that starts the engine, survives a `kill -9` of the launcher, and kills what is left.
 
 Ranks may put their children into sessions of their own, and mpiexec, its proxies or an agent may be killed. The reaper
-is a subreaper: it becomes the parent of its orphaned descendants, unless a subreaper between them, such as an agent,
-does. When the launcher closes the socket between the two, or dies, the reaper kills everything below itself.
+is a subreaper: it becomes the parent of its orphaned descendants. If an agent, a subreaper too, is nearer to an orphan,
+the agent becomes the parent. When the launcher closes its socket to the reaper, or dies, the reaper kills everything
+below itself.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def _run_reaper(start: Callable[[], int], launcher: socket.socket, output: int, 
             status = reap_all().get(engine)
             if status is not None:
                 _send(launcher, os.waitstatus_to_exitcode(status))
-        if launcher.fileno() in readable:  # It has closed the socket, or died: it never sends anything.
+        if launcher.fileno() in readable:  # The launcher sends nothing: it has closed the socket, or died.
             sweep(_SWEEP_LIMIT, started_at=started_at)
             _remove(scratch)
             os._exit(0)

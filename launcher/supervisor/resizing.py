@@ -4,7 +4,7 @@
    resized, the user gets the reason, and the job continues.
 2. The agents set a byte that their ranks check after each step. No signal is sent: it would kill a rank that has just
    left its loop. All ranks agree on a step, copy their state to memory or save it on disk, and exit with 75.
-3. The job starts again with N ranks, which load that state. When all of them have begun their loop, it is resized.
+3. The job starts again with N ranks, which load that state. When all of them have begun their loop, the resize is done.
 4. If they fail before that, the job starts again with as many ranks as before, from the same state. It ends instead if
    its time limit has passed, or a signal has ended it.
 
@@ -49,7 +49,7 @@ class Resizing:
     step: the step after which the ranks left their loop
     since: when the launcher learned that a rank leaves its loop (s, job clock); None before that, and once the request
         has been answered
-    failure: why the target's ranks failed, and the job was started as before; "" if they have not failed
+    failure: the sentence that the target's ranks failed, and that the job goes on as before; "" if they have not failed
     postponed: number of the signal that ends the job when ranks have loaded the state; 0: none
     """
 
@@ -112,7 +112,7 @@ class Resizing:
             _answer(client, False, str(refusal))
 
     def take_hosts(self, job: Job, ranks: RankTable) -> None:
-        """Resizes the job onto the hosts that have answered, unless it is being resized, or can have no more ranks."""
+        """Resizes the job onto the hosts that have answered, if it gets more ranks and is not being resized."""
         hosts, n = self.hosts.answered(job.hosts, ranks.max_ranks or 0)
         if n <= job.size or self.target is not None:
             return

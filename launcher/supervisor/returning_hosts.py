@@ -55,9 +55,9 @@ class ReturningHosts:
         self._probes: dict[Host, tuple[Any, float]] = {}
 
     def probe(self, job: Job, rank_limit: float) -> None:
-        """Probes each host that the job does without, unless it is being probed, or the job can have no more ranks.
+        """Discards the answers so far. If the job can have more ranks, probes each host that it may use but does not.
 
-        Discards the answers so far.
+        A host on which a probe still runs is left alone.
 
         job: as it is now; rank_limit: the maximum number of its ranks, 0 before its ranks are in their loop
         """

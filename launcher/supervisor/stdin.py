@@ -1,4 +1,4 @@
-"""Forwards the launcher's standard input: to one rank, or, if it holds the program to run, to all of them."""
+"""Forwards the launcher's standard input to one rank. If it holds the program to run, all ranks get it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class StdinForwarder:
 
 
 def in_foreground(fd: int) -> bool:
-    """False for a terminal if this process is in the background, where the kernel stops processes that read from it."""
+    """False if `fd` is a terminal in whose background this process runs: the kernel would stop a process that reads."""
     try:
         return not os.isatty(fd) or os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:

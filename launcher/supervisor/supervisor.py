@@ -202,7 +202,7 @@ class _Supervisor:
             failed_in_a_row = count_in_a_row(failed_in_a_row, time.monotonic() - started)
             restarts += 1
             smaller_job = without_hosts(self.job, lost)
-            # A restart that needs the lost hosts waits longer, because they are hardly back at once.
+            # A restart that needs the lost hosts waits longer, because lost hosts seldom come back at once.
             delay = restart_delay(failed_in_a_row + (smaller_job is None))
             text = f"restart {restarts} of {self.job.max_restarts}"
             if delay:
@@ -253,7 +253,7 @@ class _Supervisor:
             if isinstance(failure, TimeLimit) or (
                 number == 0 and isinstance(failure, NotStarted) and failure.code == 2
             ):
-                return None  # A restart would not change the time limit, or wrong use.
+                return None  # A restart would not help: the time limit has passed, or the job cannot start as asked.
         return lost_hosts(self.job.hosts, self.job.size, attempt.unreachable_ranks())
 
     def _set_job(self, job: Job) -> None:
@@ -315,7 +315,7 @@ _LONG_RUN = 600.0
 def restart_delay(in_a_row: int) -> float:
     """Seconds to wait before a restart: 0, 1, 2, 4, ... 60. Most failures do not come back, so the first wait is 0.
 
-    in_a_row: failures without a long run between them, this one included; one more if the restart needs lost hosts
+    in_a_row: the result of `count_in_a_row`; one more if the restart needs lost hosts
 
     >>> [restart_delay(number) for number in (1, 2, 3, 4, 9)]
     [0.0, 1.0, 2.0, 4.0, 60.0]
@@ -324,14 +324,14 @@ def restart_delay(in_a_row: int) -> float:
 
 
 def count_in_a_row(before: int, ran: float) -> int:
-    """Counts failures in a row. before: their number before this attempt, which failed; ran: its duration (s)"""
+    """The number of failures in a row; 1 after a long run. before: before this attempt; ran: its duration (s)"""
     return 1 if ran >= _LONG_RUN else before + 1
 
 
 def lost_hosts(hosts: Sequence[Host], n: int, unreachable: Collection[int]) -> list[Host]:
-    """The hosts whose ranks are all unreachable, of a job of `n` ranks. unreachable: numbers of ranks
+    """The hosts whose ranks are all unreachable. n: number of ranks of the job; unreachable: numbers of ranks
 
-    If the ranks of all hosts are unreachable, most likely the cause is not the hosts: then the list is empty.
+    [] if the ranks of all hosts are unreachable: then the hosts are most likely not the cause.
 
     >>> lost_hosts([Host("a", 2), Host("b", 2)], 4, unreachable={2, 3})
     [Host(name='b', slots=2)]
