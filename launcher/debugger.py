@@ -52,7 +52,7 @@ class _JobEnded(BaseException):
 
 
 class _Debugger(pdb.Pdb):
-    """pdb on the rank's standard streams, which pauses the job's time limits while its prompt is open."""
+    """pdb on the rank's standard streams. While its prompt is open, the job's time limits are paused."""
 
     def __init__(self, rank: int) -> None:
         # nosigint: pdb sets no SIGINT handler when the program continues. The launcher handles Ctrl-C.

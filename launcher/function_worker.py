@@ -72,7 +72,7 @@ def _import(name: str, file: str) -> None:
 
 
 def _describe(error: Exception) -> tuple[str, str]:
-    """An exception's text without its traceback, and with it. If the exception's methods fail, uses its plain repr."""
+    """The text of an exception, first without its traceback, then with it. Its plain repr if its methods fail."""
     trace = error.__traceback__ and error.__traceback__.tb_next  # Without the frame of `main`.
     try:
         text = "".join(traceback.format_exception(type(error), error, trace))

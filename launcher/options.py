@@ -32,7 +32,7 @@ Exit code: 0 if all ranks ended with 0; otherwise that of the first rank that fa
 exception, 128 + N if signal N killed it. 2 for wrong use; 75 if the ranks were asked to stop, and
 have saved their state; 124 after --timeout; 130 after Ctrl-C.
 """
-# Options of other launchers, and the option of ddp-launch that the error message suggests in place of each.
+# Options of other launchers, each with the option of ddp-launch that the error message suggests.
 _COUNTS = ("--np", "--nproc", "--nproc_per_node", "--nproc-per-node", "--num_processes", "--num-processes", "--ntasks")
 _ELSEWHERE = {**dict.fromkeys(_COUNTS, "-n N"), "--nnodes": "--hosts"}
 
@@ -163,7 +163,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         short = words[index][:2]
         value = words[index][2:]
         if (short == "-n" and value.isdigit()) or (short == "-m" and value.replace(".", "_").isidentifier()):
-            words[index : index + 1] = short, value  # -n4 and -mpkg, as other launchers and Python accept them.
+            words[index : index + 1] = short, value  # Splits -n4 and -mpkg, which other launchers and Python accept.
         name, equals, _ = words[index].partition("=")
         action = parser().action(name)
         if action is None:

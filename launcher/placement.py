@@ -94,7 +94,7 @@ def locate(world: World, environ: Mapping[str, str], nodes: Sequence[int] | None
     node = None
     local_rank = world.local_rank
     local_size = world.local_size
-    # Slurm's variables count if they name this rank and size: a program may have inherited those of the batch script.
+    # Slurm's variables count only if they name this rank and size: they may have been inherited from the batch script.
     if environ.get("SLURM_PROCID") == str(world.rank) and environ.get("SLURM_STEP_NUM_TASKS") == str(world.size):
         node = int(environ["SLURM_NODEID"])
         if local_rank is None:
@@ -122,7 +122,7 @@ def tasks_per_node(text: str) -> list[int]:
 def assign_gpu(gpus: Sequence[str], local_rank: int, local_size: int, share_gpu: bool) -> list[str]:
     """The rank's GPU: the one whose index is its local rank, round-robin if ranks may share; [] if there are no GPUs.
 
-    Raises: StartError if there are too few.
+    Raises: StartError if there are GPUs, but fewer than ranks on the host, and ranks may not share.
     """
     if gpus and local_size > len(gpus) and not share_gpu:
         raise StartError(
@@ -133,7 +133,7 @@ def assign_gpu(gpus: Sequence[str], local_rank: int, local_size: int, share_gpu:
 
 
 def split_cores(cores: Sequence[int], index: int, parts: int) -> list[int]:
-    """The cores of part `index`: contiguous parts of nearly equal size; one core round-robin if there are too few.
+    """The cores of part `index`. The parts are contiguous, of nearly equal size; or single cores if cores are too few.
 
     >>> [split_cores([0, 1, 2, 3, 4], index, 2) for index in (0, 1)]
     [[0, 1, 2], [3, 4]]

@@ -107,7 +107,7 @@ class Channel:
             del self._out[:sent]
 
     def unacknowledged(self) -> float:
-        """Seconds since the last acknowledgement from the other machine, if one is due for data or probes; else 0.0.
+        """Seconds since the other machine last acknowledged data; 0.0 if it has acknowledged all data and probes.
 
         A machine also acknowledges data for a process that is stopped, so a large number means that the network or the
         machine is down.
@@ -190,7 +190,7 @@ def connect(addresses: str, secret: str, identity: Message) -> tuple[Channel, li
         dropped = False
         for number, address in enumerate(candidates):
             try:
-                # The rest of the time, in equal parts: an address behind a firewall may use up its part.
+                # Divides the remaining time equally: an address behind a firewall may use up its part.
                 limit = (deadline - time.monotonic()) / (len(candidates) - number)
                 return _authenticate(address, secret, identity, max(limit, _SHORTEST))
             except (OSError, ProtocolError) as error:

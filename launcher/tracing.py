@@ -23,7 +23,7 @@ _LIMIT = 120.0
 def prepare(folder: str) -> str:
     """Creates the folder, removes an earlier trace from it, and returns its absolute path.
 
-    If a rank died before it wrote its part, the part of an earlier run would otherwise be merged in its place.
+    Without the removal, an old part would be merged if a rank died before it wrote its own.
 
     Raises: UsageError if the folder cannot be created or written to.
     """

@@ -288,7 +288,7 @@ def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failu
     table: tuple[tuple[bool, Sequence[Failure]], ...] = (
         (True, [failure for failure in failures if isinstance(failure, HeartbeatLost)]),
         (is_peer_failure(first), [*(failure for failure in ranks if not is_peer_failure(failure)), first]),
-        # The engine wrote to a process of its own that had died.
+        # SIGPIPE: the engine wrote to one of its processes, which had died.
         (isinstance(first, EngineEnded) and first.status == -signal.SIGPIPE, [*ranks, first]),
         # If the engine dies while MPI starts, MPI ends the rank with an exit code of its own.
         (isinstance(first, RankFailed) and first.raised is None and (first.status or 0) > 0 and not first.asked, lost),
@@ -376,7 +376,7 @@ class Stop(NamedTuple):
     """How a job stopped after it had been asked to stop.
 
     step: the last step of all ranks; None if they reported none, or different ones
-    late: ranks that ended with a status other than 0 and 75 (killed, crashed), or whose end is unknown, sorted
+    late: the ranks, sorted, whose status is neither 0 nor 75 (killed, crashed), or is unknown
     """
 
     step: int | None

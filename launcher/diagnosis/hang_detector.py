@@ -21,7 +21,7 @@ from launcher.protocol import Message, to_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-# For how long to wait for the ranks' stacks (s). An agent answers within about 1 s, also if its rank writes no stacks.
+# For how long to wait for the ranks' stacks (s). An agent answers within about 1 s, even if its rank writes no stacks.
 _STACKS_LIMIT = 2.0
 # Number of innermost lines of a stack that are printed. If there is a log folder, it gets all lines instead.
 _LINES = 15

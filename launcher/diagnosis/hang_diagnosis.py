@@ -186,7 +186,7 @@ _HEADINGS = ("rank", "host", "pid", "last collective", "", "Python", "seen", "CP
 
 
 def table(states: Sequence[RankState], first: Sequence[int] = (), rows: int = _ROWS) -> str:
-    """A table with one row per rank. If there are more than `rows` ranks, those in `first` are kept before others."""
+    """A table with one row per rank. If there are more than `rows` ranks, ranks in `first` take precedence."""
     chosen = sorted(states, key=lambda state: (state.rank not in first, state.rank))[:rows]
     chosen.sort(key=lambda state: state.rank)
     lines = align_columns([_HEADINGS, *map(_row, chosen)])

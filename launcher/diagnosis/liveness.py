@@ -20,11 +20,11 @@ from typing import Any
 
 from launcher.protocol import Message
 
-#: A rank is silent if its agent, which sends a heartbeat every second, has sent nothing for so long (s).
+#: A rank is silent if its agent has sent nothing for longer than this (s). Agents send a heartbeat every second.
 SILENCE = 5.0
 
-# A rank is idle if the CPU time that it has used since its last activity is at most this fraction of a core plus this
-# burst (s): its threads for samples and logs run even while its main thread sleeps.
+# A rank is idle if it has used at most this fraction of a core, plus this burst (s), since its last activity. Its
+# threads for samples and logs run even while its main thread sleeps.
 _IDLE_FRACTION = 0.01
 _IDLE_BURST = 0.05
 

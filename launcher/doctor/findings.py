@@ -47,7 +47,7 @@ def verdict(findings: Sequence[Finding], who: str = "this machine") -> str:
 
 
 def lines(findings: Sequence[Finding], colour: bool) -> list[str]:
-    """The lines of findings. The name of a check is only in front of the first of its findings."""
+    """The lines of findings. Only the first finding of a check shows the check's name."""
     report = []
     previous_check = ""
     for finding in findings:

@@ -68,7 +68,7 @@ def starters() -> Starters:
 
 
 def check() -> Iterator[Finding]:
-    """Checks what starts the ranks, and which MPI they load. The probe gets no variables of a job."""
+    """Checks what starts the ranks, and which MPI they load. The probe does not get variables of an outer job."""
     return evaluate(starters(), run_probe("mpi", limit=_LIMIT, environ=outside_a_job()))
 
 
@@ -80,7 +80,7 @@ def evaluate(facts: Starters, answer: Answer) -> Iterator[Finding]:
         both = " and ".join(f"{name} {installed}" for name, installed in facts.wheels.items())
         text = f"{both} are installed in one environment, and overwrite each other's mpiexec and libmpi"
         remove = pip("uninstall", "-y", *(name for name in names if name != keep))
-        # Reinstalled, because the removal of one removes files of the other, too.
+        # Reinstalls the package to keep: uninstalling the other removes some of its files, too.
         yield error(text, f"{remove} && {install('--force-reinstall', keep)}")
     yield from _starter(facts)
     if not answer.missing:  # the check of Python names a missing package

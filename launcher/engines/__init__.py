@@ -64,8 +64,8 @@ def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
 def choose_engine(job: Job, environ: Mapping[str, str]) -> Engine:
     """The engine for a job. job: as `resolve_size` returned it
 
-    Raises: UsageError if there is none, if the one asked for cannot be used, if it does not fit this Python's MPI, or
-        if the names of the allocation's nodes cannot be found.
+    Raises: UsageError if no engine is found, if the requested engine cannot be used, if the mpiexec does not fit this
+        Python's MPI, or if the names of the allocation's nodes cannot be found.
     """
     named = tuple(host.name for host in job.hosts if not network.is_here(host.name))
     allocated = slurm.inside(environ) and not (job.hosts and not named)
@@ -75,7 +75,7 @@ def choose_engine(job: Job, environ: Mapping[str, str]) -> Engine:
     request = StartRequest(
         job=job,
         environ=environ,
-        # If the user has named no hosts, an engine finds those of an allocation itself.
+        # If the user has named no hosts, an engine finds the hosts of an allocation itself.
         hosts=job.hosts if named else (),
         remote_hosts=remote_hosts,
         allocated=allocated,

@@ -62,7 +62,7 @@ class Engine(ABC):
 
     #: `--engine auto` tries engines with lower numbers first.
     priority: ClassVar[int] = 50
-    #: The variable by which the user names the program that reaches other hosts, in place of ssh; "": there is none.
+    #: The variable in which the user names a program to use instead of ssh; "": there is no such variable.
     shell_variable: ClassVar[str] = ""
     #: Whether it fills hosts in their order, so that the launcher knows how many ranks each host has.
     fills_in_order: ClassVar[bool] = True

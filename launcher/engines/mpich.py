@@ -58,7 +58,7 @@ class MpichEngine(MpiexecEngine):
             # The launcher, not hydra, decides what happens to the other ranks after one has died.
             words.append("-disable-auto-cleanup")
             if self.hosts:
-                # The address, because other hosts may not know this one by its name.
+                # The address, because other hosts may be unable to resolve this host's name.
                 words += [] if self.local_address is None else ["-localhost", self.local_address]
                 words += ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in self.hosts)]
         if self.intel and self.hosts:

@@ -15,8 +15,8 @@ INTEL = "intel"
 OPENMPI = "openmpi"
 
 _NAMES = {MPICH: "MPICH", INTEL: "Intel MPI", OPENMPI: "Open MPI"}
-# For each value of `--engine` that uses an mpiexec: the families that it accepts, and names of mpiexec, including
-# those on systems with several MPIs.
+# For each value of `--engine` that uses an mpiexec: the families that it accepts, and the names of mpiexec to look for.
+# Systems with several MPIs use names such as mpiexec.mpich.
 _CANDIDATES = {
     "auto": ((MPICH, INTEL, OPENMPI), ("mpiexec",)),
     "local": ((MPICH,), ("mpiexec", "mpiexec.hydra", "mpiexec.mpich")),
@@ -126,7 +126,7 @@ def mixed_mpis(mpiexec: str, family: str, path: str, loaded: str) -> str:
 
 
 def family_of_this_python(environ: Mapping[str, str]) -> str | None:
-    """The family of the MPI that ranks will load, found from the library, else from mpiexec; None if unknown."""
+    """The family of the MPI that ranks will load; None if unknown. Looks at the library first, then at mpiexec."""
     library = _library_of_this_python(environ)
     try:
         _, by_program = find_mpiexec_for("auto", environ)

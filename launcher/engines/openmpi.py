@@ -22,8 +22,8 @@ _SCRATCH = "PRTE_MCA_prte_tmpdir_base"
 # Variables that describe a host or a terminal, and prefixes of such variables. They are not forwarded to other hosts.
 _OF_THE_HOST = ("HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY")
 _PREFIXES_OF_THE_HOST = ("SSH_", "XDG_", "DBUS_")
-# Prefixes of variables of Open MPI and of an outer MPI's PMI. They are not passed with -x either: Open MPI forwards its
-# own settings itself, and the others describe one process.
+# Prefixes of variables of Open MPI and of an outer MPI's PMI, which are not passed with -x. Open MPI forwards its own
+# settings itself. The outer MPI's variables describe one process.
 _OF_OPEN_MPI = ("OMPI_", "PRTE_", "PMIX_", "OPAL_", "PMI_")
 
 
@@ -62,7 +62,7 @@ class OpenMpiEngine(MpiexecEngine):
         # Open MPI needs HOME to start. The launcher decides what happens to the other ranks after one has ended.
         settings = {"HOME": os.path.expanduser("~"), "PRTE_MCA_state_base_continuous": "1"}
         if self.remote_hosts and _FAST.items() <= environ.items():
-            # The settings come from another job on one host: one of its ranks has started this launcher.
+            # A rank of another job has started this launcher. That job runs on one host, and has made these settings.
             environ = {name: value for name, value in environ.items() if name not in _FAST}
         if not self.remote_hosts:
             # Not for several hosts: nothing would remove the folder on the others, and _FAST allows no network.

@@ -48,7 +48,7 @@ def authenticate(attempt: Attempt, fileno: int) -> None:
         channel.send({"pause": True})
     if attempt.end_command is not None:
         channel.send(attempt.end_command)
-        attempt.released = False  # All other ranks may be over, and their agents released; this agent must be, too.
+        attempt.released = False  # All other agents may have been released. This one must be, too.
 
 
 def receive(attempt: Attempt, process: RankProcess) -> None:

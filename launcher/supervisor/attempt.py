@@ -163,7 +163,7 @@ class Attempt:
         self.stop = self._stop()
 
     def _stop(self) -> Stop | None:
-        """How the ranks stopped; None if none stopped on request, something failed, or they stopped to be resized.
+        """How the ranks stopped; None if no rank stopped on request, something failed, or the job is to be resized.
 
         Records NotStopped if some ranks did not stop, and no signal from the user ended the job.
         """

@@ -89,7 +89,7 @@ class StateMemory:
         return " ".join([self._token, *slots])
 
     def keep(self, ranks: RankTable, reaper: Reaper) -> None:
-        """Takes the agents of a start that has ended. `complete` has released those of an earlier start."""
+        """Keeps the agents of a start that has ended. `complete` has released the agents of earlier starts."""
         self._kept = ranks, reaper
 
     def complete(self, start: int) -> None:

@@ -17,8 +17,8 @@ from launcher.protocol import Channel, Message, ProtocolError
 _LIMIT = 10.0
 # Maximum number of connections that may wait to be accepted. All agents of a large job connect at the same moment.
 _BACKLOG = 1024
-# Maximum number of unauthenticated connections beyond those of the job's own agents. A further connection drops the
-# oldest. A large number gives agents on a busy host more time to answer if strangers open many connections.
+# Maximum number of unauthenticated connections beyond those of the job's own agents. If there is one more, the oldest
+# is closed. A large number gives agents on a busy host more time to answer if strangers open many connections.
 _STRANGERS = 64
 # Errors of `accept` if no file descriptor or memory is free.
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -146,7 +146,7 @@ class Resizing:
         ranks.send({"resize": True})
 
     def left(self, step: int, now: float) -> None:
-        """Called when a rank leaves its loop after `step`. It then saves its state for the ranks of the next start."""
+        """Called when a rank leaves its loop after `step`. Next, it saves its state for the ranks of the next start."""
         if self.since is None:
             self.step = step
             self.since = now

@@ -44,7 +44,7 @@ class ReturningHosts:
     def __init__(self, requested: Job, environ: Mapping[str, str]) -> None:
         self.max_ranks = requested.n
         self.interval = _INTERVAL
-        self._hosts = requested.hosts  # Without those of an allocation, which Slurm manages.
+        self._hosts = requested.hosts  # Not the hosts of an allocation, which Slurm manages.
         # Resolved now: later a name server may not answer, and the event loop would wait for it.
         self._here = [host.name for host in self._hosts if network.is_here(host.name)]
         variables = [engine.shell_variable for engine in REGISTRY.values()]

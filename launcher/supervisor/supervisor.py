@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True) -> int:
     """Runs a job to its end.
 
-    observers: see every event; explain: print why a rank failed, or that `job.timeout` has passed
+    observers: see every event; explain: if False, does not print why a rank failed, or that `job.timeout` passed
     Returns: the exit code. 0 if every rank ended with 0; 75 if ranks stopped with their state saved (exit code 75), and
     the others ended with 0; 124 after `job.timeout`; 130 after Ctrl-C; 143 or 129 after SIGTERM or SIGHUP, unless the
     code is 75; 141 if nothing reads the output any more. Otherwise the code of the root cause: the exit code of a rank,
@@ -324,7 +324,7 @@ def restart_delay(in_a_row: int) -> float:
 
 
 def count_in_a_row(before: int, ran: float) -> int:
-    """The number of failures in a row; 1 after a long run. before: before this attempt; ran: its duration (s)"""
+    """The number of failures in a row; 1 after a long run. before: until this attempt; ran: its duration (s)"""
     return 1 if ran >= _LONG_RUN else before + 1
 
 
