@@ -132,7 +132,7 @@ def _raise(folder: str, rank: int, nproc: int) -> NoReturn:
         error = pickle.loads(pickled)
         if sys.version_info >= (3, 11):
             error.add_note(f"raised on rank {rank} of {nproc}; its own traceback is above")
-    except Exception:  # It could not be pickled on the rank, or needs a module that does not exist here.
+    except Exception:  # The exception was not pickled, or needs a module that does not exist here.
         raise RankError(f"rank {rank} raised {summary}") from cause
     raise error from cause
 

@@ -22,7 +22,7 @@ _HOST = re.compile(r"([A-Za-z0-9_][\w.\-]*)(?:(?::|\s+slots\s*=\s*)(\d{1,9}))?",
 class Host(NamedTuple):
     """A machine that ranks run on.
 
-    name: as the remote shell takes it; slots: number of ranks that it takes
+    name: as the remote shell takes it; slots: maximum number of ranks on this host
     """
 
     name: str

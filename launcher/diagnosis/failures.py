@@ -299,12 +299,12 @@ def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failu
 
 
 def is_peer_failure(failure: Failure) -> bool:
-    """True if a rank raised only because another one, for which it waited, has failed or left."""
+    """True if a rank raised only because another rank, for which it waited, has failed or left."""
     return isinstance(failure, RankFailed) and failure.raised is not None and failure.raised.type in _PEER_FAILURES
 
 
 def may_follow_host_loss(failure: Failure) -> bool:
-    """True if a lost host may be the cause of this failure, e.g. of a collective that timed out or a lost agent."""
+    """True if a lost host may have caused this failure, such as a collective that timed out, or a lost agent."""
     if isinstance(failure, RankFailed):
         if failure.raised is not None:
             return failure.raised.type in _UNREACHABLE_PEERS
@@ -340,7 +340,7 @@ def describe_others(failures: Sequence[Failure], first: Failure) -> str:
 
 
 def exit_code(status: int) -> int:
-    """The exit code of a shell for a process that ended with `status` (exit code, or minus the signal).
+    """The exit code that a shell reports for a process that ended with `status` (exit code, or minus the signal).
 
     >>> [exit_code(status) for status in (0, 3, -9, -15)]
     [0, 3, 137, 143]

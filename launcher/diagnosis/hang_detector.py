@@ -91,7 +91,7 @@ class HangDetector(Observer):
         self._liveness = Liveness(n, self._job_time)
         self._over = False  # The attempt is being ended, or has ended.
         self._next_check = 0.0
-        self._warned_at: float | None = None  # Job time of the last progress, once the user has been warned.
+        self._warned_at: float | None = None  # Job time of the last progress if the user has been warned; else None.
         self._hung: list[RankState] = []  # The ranks' states when the job was found to hang.
         self._hung_for = 0.0  # s
         self._stacks_deadline = 0.0

@@ -25,7 +25,7 @@ _SHOWN = 3
 _ROWS = 40
 # Age (s) up to which the last known position of the Python code is reported as the present one.
 _FRESH = 3.0
-# A rank that uses more than this fraction of a core computes.
+# A rank computes if its process is running ("R"), or if it uses more than this fraction of a core.
 _BUSY = 0.3
 
 _STATES = {

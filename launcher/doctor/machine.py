@@ -81,7 +81,7 @@ def evaluate_python(
         yield ok(", ".join(f"{name} {installed}" for name, installed in packages.items()))
     if kernels.value:
         yield note(f"no fused kernels, ops on the CPU are slower: {kernels.value}")
-    elif kernels.value is not None:  # without an answer a package is most likely missing, which has a finding already
+    elif kernels.value is not None:  # without an answer, most likely a package is missing, as reported above
         yield ok("fused kernels for the CPU")
 
 

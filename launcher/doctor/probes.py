@@ -115,7 +115,7 @@ def run_probe(*command: str, module: str = __name__, limit: float, environ: Mapp
 
 
 def outside_a_job(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment without the variables that MPI launchers and schedulers set. In it MPI starts a world of one."""
+    """The environment without variables of MPI launchers and schedulers. With it, MPI starts a world of one rank."""
     return {
         name: value
         for name, value in environ.items()

@@ -17,7 +17,7 @@ from launcher.errors import plural
 from launcher.linux import format_bytes
 from launcher.network import Host
 
-# Seconds that a trial may take; it takes a few on an idle machine.
+# Time limit of a trial (s). On an idle machine a trial takes a few seconds.
 _LIMIT = 90.0
 # No rank can start after an error of one of these checks.
 _REQUIRED_CHECKS = {"python", "threads", "mpi", "limits"}

@@ -178,7 +178,7 @@ class Attempt:
 
     @property
     def resized(self) -> bool:
-        """Whether all ranks have saved their state for a next start with another number of ranks, without a failure."""
+        """Whether all ranks have saved their state for a start with another number of ranks, and nothing has failed."""
         return not self.failures and self.ranks.saved and all(process.resizing for process in self.ranks.values())
 
     def unreachable_ranks(self) -> frozenset[int]:

@@ -61,8 +61,8 @@ class StateMemory:
     held: number of the newest start whose ranks have all copied their state; -1: none
     """
 
-    #: Kept agents end at the latest this long (s) after all ranks of the next start have begun their loop, even if
-    #: these ranks have not copied their own state by then.
+    #: Time limit (s) for keeping agents, from the moment when all ranks of the next start have begun their loop. It
+    #: holds even if these ranks have not copied their own state by then.
     copy_limit = 600.0
 
     def __init__(self, ranks: int) -> None:

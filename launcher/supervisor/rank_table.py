@@ -90,7 +90,7 @@ class RankTable(dict[int, RankProcess]):
         return self.complete and all(process.held for process in self.values())
 
     def slots(self) -> list[str]:
-        """The slots in agents, rather than in the launcher, that the next start can read if these agents stay.
+        """The slots of the state memory that agents hold. The next start can read them if these agents stay.
 
         [] if the state of some rank is not in memory, or while a rank below the reaper runs: to end that rank, the
         reaper must end everything.

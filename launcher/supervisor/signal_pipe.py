@@ -45,7 +45,7 @@ class SignalPipe:
         if threading.current_thread() is threading.main_thread():
             self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
             for number in (*FORWARDED_SIGNALS, SUSPENDING, *_WAKING):
-                # Signals that are ignored stay so (nohup, a shell's background job).
+                # Signals that this process ignores stay ignored (nohup, a shell's background job).
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._handlers[number] = signal.signal(number, lambda number, frame: None)
         return self._read
