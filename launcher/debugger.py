@@ -1,6 +1,6 @@
 """`breakpoint()` in a rank: pdb on one rank of the job, with all time limits paused while its prompt is open.
 
-Quitting the debugger ends the whole job, as Ctrl-C does: otherwise the other ranks would wait for this one. On the
+Quitting the debugger ends the whole job, as Ctrl-C does: otherwise the other ranks would wait for this rank. On the
 other ranks `breakpoint()` only prints a note, once for each line. They wait for the debugged rank in the next
 collective.
 """

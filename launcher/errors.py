@@ -1,7 +1,7 @@
 """The launcher's errors, and texts for messages: the line that reports a StartError, a hint, plurals.
 
 UsageError      the job cannot be started as it was asked for; `ddp-launch` prints the message and exits with 2
-RankError       a call of `launcher.run` failed; the `__cause__` of a rank's exception that can be raised again
+RankError       a call of `launcher.run` failed; or the `__cause__` of a rank's exception, if `run` raises that
 StartError      the engine, an agent or a rank cannot be started; the launcher reports it as wrong use
 
 An agent imports this module before it forks its rank, so this module imports nothing.

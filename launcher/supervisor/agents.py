@@ -48,7 +48,7 @@ def authenticate(attempt: Attempt, fileno: int) -> None:
         channel.send({"pause": True})
     if attempt.end_command is not None:
         channel.send(attempt.end_command)
-        attempt.released = False  # All other agents may have been released. This one must be, too.
+        attempt.released = False  # All other agents may have been released. This one must be released, too.
 
 
 def receive(attempt: Attempt, process: RankProcess) -> None:
@@ -187,7 +187,7 @@ def _on_end(attempt: Attempt, process: RankProcess, message: Message) -> None:
 
 
 def _check_for_missed_ranks(attempt: Attempt) -> None:
-    """If ranks wait in `collectives.init`: fails if another rank has ended with 0 before it was through `init`."""
+    """Fails if a rank has ended with 0 without passing `collectives.init`, while other ranks wait there."""
     ranks = attempt.ranks
     waiting = tuple(ranks.joining())
     for process in ranks.values():
