@@ -129,7 +129,8 @@ class GroupCalls:
     def __init__(self, comm: Communicator) -> None:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # of PyTorch's class
         self._comm = comm
-        self._coalesced: list[TorchWork] | None = None  # between `_start_coalescing` and `_end_coalescing`
+        # The works that were started since `_start_coalescing`; None before it, and after `_end_coalescing`.
+        self._coalesced: list[TorchWork] | None = None
 
     def getBackendName(self) -> str:
         return "ddp"

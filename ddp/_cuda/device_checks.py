@@ -102,10 +102,10 @@ _INT64 = np.dtype("int64")
 
 
 def check_index(xp: Any, index: Array, low: int, high: int, error: type[Exception], message: str) -> Array:
-    """Copies indices to int64. Adds `high` to negative ones. Reports an index outside of [low, high).
+    """Returns a copy of the indices as int64, with `high` added to negative ones.
 
-    An index out of range becomes 0, which is safe to use. message: see `error_code`. If there are indices, and none
-    can be valid (high <= 0), raises `error` at once.
+    An index outside of [low, high) is reported, and becomes 0, which is safe to use. If there are indices, and none can
+    be valid (high <= 0), raises `error` at once. message: see `error_code`
     """
     if index.size and high <= 0:
         raise error(message.format(value="", limit=high, last=high - 1))

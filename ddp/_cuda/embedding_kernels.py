@@ -18,7 +18,7 @@ from ddp.ops import indexing
 from ddp.ops.arrays import Array
 from ddp.ops.op import Gradients, Needs, Saved
 
-# The last bits of a row's number are its bucket. A block collects the lookups of one bucket. Before there are more than
+# The low bits of a row's number are its bucket. A block collects the lookups of one bucket. Before there are more than
 # `room` of them, it sorts them, adds their sums to `out`, and collects anew. So each partial sum is rounded to T.
 EMBEDDING = KernelSource(
     "looking",

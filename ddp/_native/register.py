@@ -1,7 +1,7 @@
 """Attaches the native kernels of ops and of array functions. No other module attaches native kernels.
 
 Native kernels are Python functions for NumPy arrays. Most of them call C kernels, which are functions of `kernels.c`.
-They pass cases that they cannot take to the array formula.
+For inputs that a native kernel does not support, it calls the array formula.
 """
 
 from __future__ import annotations

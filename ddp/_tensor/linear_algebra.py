@@ -351,7 +351,7 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
 
 @with_out
 def kron(input: Tensor, other: Tensor) -> Tensor:
-    """The Kronecker product: a block for each element of `input`, which is that element times `other`."""
+    """The Kronecker product: replaces each element x of `input` by the block x * other."""
     ndim = max(input.ndim, other.ndim)
     a = input.reshape((1,) * (ndim - input.ndim) + input.shape)
     b = other.reshape((1,) * (ndim - other.ndim) + other.shape)

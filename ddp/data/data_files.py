@@ -284,7 +284,9 @@ class MNIST(_Pictures):
 
 
 class CIFAR10(_Pictures):
-    """CIFAR-10, the binary version: sample i is (image, label), (3, 32, 32) uint8, red first, and an int.
+    """CIFAR-10, the binary version: sample i is (image, label).
+
+    image: (3, 32, 32) uint8, the red channel first; label: an int from 0 to 9
 
     folder: has the files that `train` selects, directly in it or in cifar-10-batches-bin. Nothing is downloaded.
     train: True: data_batch_1.bin to data_batch_5.bin; False: test_batch.bin
@@ -299,11 +301,13 @@ class CIFAR10(_Pictures):
 
 
 class CIFAR100(_Pictures):
-    """CIFAR-100, the binary version: sample i is (image, label), (3, 32, 32) uint8, red first, and an int.
+    """CIFAR-100, the binary version: sample i is (image, label).
+
+    image: (3, 32, 32) uint8, the red channel first; label: the fine label, an int from 0 to 99
 
     folder: has the file that `train` selects, directly in it or in cifar-100-binary
     train: True: train.bin; False: test.bin
-    transform, target_transform: called with the image, and with the label, the fine one of 100; None: unchanged
+    transform, target_transform: called with the image and with the label; None: unchanged
     Raises: DataFileError for a file that is missing or is not in this format; OSError if it cannot be opened.
     """
 

@@ -68,7 +68,7 @@ class Batches(Iterator[tuple[Any, Any]]):
             worker = self._requested.popleft()
             result = self._pool.receive(worker)
             self._received(worker, result)
-            if not result.end:  # once a worker has reached its end, its other requests return the end, too
+            if not result.end:  # at the end of a worker, all of its requests get results with `end` set
                 return result.batch, self.position
 
     def ready(self) -> bool:

@@ -1,7 +1,7 @@
 """Samplers: which indices a pass reads, and in what order.
 
-A sampler of indices can be resumed at any index. A BatchSampler can be resumed after any of its lists, if its sampler
-can be resumed.
+A sampler of indices can be resumed at any index, and a BatchSampler after any of its lists, if its sampler can be
+resumed. With micro-batches, both can be resumed only between steps.
 
 A pass is one walk through an order of indices. Its position is a few JSON values: what determines the order (a seed, an
 epoch), and a cursor in it. From these another process can continue without the indices that were drawn before. A random

@@ -93,7 +93,9 @@ def _start_writer(folder: str, step: int) -> Any:
 
 
 class SummaryWriter:
-    """PyTorch's writer for TensorBoard. Under ddp-launch, mpiexec and other launchers, only rank 0 writes.
+    """Writes scalars, histograms and text for TensorBoard, with the interface of PyTorch's SummaryWriter.
+
+    Under ddp-launch, mpiexec and other launchers, only rank 0 writes.
 
     log_dir: the folder, by default runs/ with the time, the host's name and `comment`
     purge_step: TensorBoard drops what an earlier process wrote for this step and later steps

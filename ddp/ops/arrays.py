@@ -1,4 +1,7 @@
-"""Functions for formulas: some have one kernel per array module, others deal with dtypes, sums and shapes."""
+"""Array functions that the formulas of ops call.
+
+An `array_function` can have its own kernel for each array module. The others convert dtypes, sum and reshape.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def transformed(xp: Any, x: Array, function: str, sizes: Any, axes: Any, norm: s
     return z if function == "irfftn" else xp.ascontiguousarray(z)[..., None].view(x.dtype)
 
 
-# z = F(x), where x is cut or filled up with zeros to the sizes;  dx = F'(g), filled up or cut; F' is the adjoint of F
+# z = F(x), where x is trimmed or zero-padded to the sizes;  dx = F'(g), zero-padded or trimmed; F' is the adjoint of F
 def _fft(xp: Any, x: Array, transform: Any) -> ForwardResult:
     return transformed(xp, x, *transform), (x.shape, *transform)
 

@@ -106,7 +106,7 @@ def main(args: Sequence[str]) -> NoReturn:
     _leave_group(pid)
     for fd in rank_ends.values():
         os.close(fd)
-    # From here on, a SIGTERM may also come from the kernel, because the parent has died.
+    # From here on, the kernel also sends this process SIGTERM: when its parent dies.
     die_with_parent(ancestors[0], signal.SIGTERM)
     from launcher.agent.loop import Agent  # Imported late, because the rank has no use for it.
 

@@ -26,7 +26,7 @@ _INTERVAL = 1.0
 # Rates are computed over this many of the last heartbeats whose step had changed. Heartbeats come once a second, so
 # this is the last 10 s, or the last 10 steps if a step takes longer than a second.
 _STEPS = 10
-# The counters in a heartbeat. `ddp-top` shows their rates.
+# The counters of a heartbeat whose rates `ddp-top` shows.
 _TOTALS = ("step", "samples", "reduced_bytes", "exposed", "waited")
 # The slowest rank is one for which the others wait during at least this fraction of the time.
 _MIN_WAITED = 0.01
