@@ -125,7 +125,8 @@ def _handle_message(attempt: Attempt, process: RankProcess, message: Message) ->
             failure: Failure = _agent_lost(process, value)
             if value == process.engine:
                 failure = EngineLost(name=process.engine_name, pid=value, host=process.host)
-            attempt.fail(failure)
+            if not attempt.engine_may_end:
+                attempt.fail(failure)
         case "end":
             _on_end(attempt, process, message)
 

@@ -127,6 +127,9 @@ class Attempt:
         self.ending = False  # The launcher has begun to end the ranks, or the attempt is over.
         self.killed = False  # The agents have been sent `kill`.
         self.released = False  # The agents that may end have been sent `release`, or the attempt is closed.
+        # Agents have been sent `release`. The engine ends after them: Open MPI's as soon as one of them exits with a
+        # status other than 0.
+        self.engine_may_end = False
         self._closed = False
         # The last message that asked the ranks to end or killed them. Ranks that start later get it, too.
         self.end_command: Message | None = None
@@ -342,7 +345,7 @@ class Attempt:
             handlers[fd][1]()
         self._on_deadlines()
         if not self.released and self._all_ranks_over():
-            self.released = True
+            self.released = self.engine_may_end = True
             keep = self.slots
             self.deadlines = {"engine": self.job_time(0.0 if keep else _ENGINE_LIMIT)}
             self.ranks.send({"release": True}, lambda process: not (keep and process.slots))
@@ -439,7 +442,7 @@ class Attempt:
         if self._reaper.lost:
             self.fail(EngineLost(name="the launcher's reaper", pid=self._reaper.pid, above=True))
             self._kill()
-        elif self._reaper.status is not None and (self.failures or not self.released):
+        elif self._reaper.status is not None and (self.failures or not self.engine_may_end):
             self._on_engine_output()  # The output may say why it ended.
             failure = self._engine_ended()
             if not self.ending or failure.status < 0:
