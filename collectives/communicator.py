@@ -127,9 +127,9 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         time limit
         Raises: ArgumentError if timeout is not a number above 0.
         """
-        limit = None if timeout is None else check_timeout(timeout)
+        seconds = None if timeout is None else check_timeout(timeout)
         plan = self._plan(self._plan_barrier, ("", "barrier"))
-        return self._host.start(plan, None, async_op=async_op, timeout=limit)
+        return self._host.start(plan, None, async_op=async_op, timeout=seconds)
 
     def _plan_barrier(self, device_text: str, name: str) -> Plan:
         def body(call: CollectiveOp[None], transport: Any, sent: Any, received: Any) -> Steps[None]:

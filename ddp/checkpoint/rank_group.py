@@ -83,7 +83,7 @@ class RankGroup:
             self._comm.close()
 
     def progress(self) -> None:
-        """Shows that this rank is not stuck. Called repeatedly by a function that may take longer than `PATIENCE`."""
+        """Restarts the time of `PATIENCE` on this rank. A function that may take longer calls this repeatedly."""
         if self._section is not None:
             self._section.progress()
 

@@ -273,7 +273,7 @@ class DataLoader:
         """Starts a pass, at the position of a loaded state if there is one, and returns its batches."""
         steps = self._steps()
         if self._seed is None:
-            # With micro_batches all ranks need the same seed: the sampler's. Threads' generators may differ.
+            # With micro_batches all ranks need the same seed, so they use the sampler's: their generators may differ.
             self._seed = steps.seed if steps else int(generator(CPU, self.generator).integers(2**63))
         # Ranks with the same seed need different random numbers: their rank is mixed in.
         holder = self._sampler_of_rank()

@@ -21,7 +21,7 @@ from ddp.errors import ParallelError
 _MIB = 1 << 20
 # Plans whose predicted ends differ by less than this fraction count as equally good: the times of steps vary by more.
 _TOLERANCE = 0.005
-# A bucket is large enough if latency is at most this fraction of the time that its bytes take. Larger buckets are not
+# A bucket is large enough if latency is at most this fraction of the time to send its bytes. Larger buckets are not
 # better: on a real network many small transfers follow each other more evenly than a few large ones
 # (benchmarks/overlap.py).
 _LATENCY = 0.02
